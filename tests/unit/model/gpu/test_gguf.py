@@ -10,6 +10,7 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.hub import resolve_model
+from specinfer.llm import LLM, SamplingParams
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
@@ -22,6 +23,7 @@ from tests.unit.model.gpu.passes import DEVICE
 from tests.unit.model.gpu.test_weights import logits
 
 SHAPE = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+GREEDY = {"temperature": 0.0}
 KINDS = ("Q4_0", "Q8_0")
 
 
@@ -80,3 +82,31 @@ def test_a_file_is_served_by_auto_and_the_log_states_its_type(
     runner = load_checked(directory, RunnerOptions("float32", DEVICE, kv_tokens=256))
     assert runner.executor_name == "gpu"
     assert "weights in float32, as the gpu executor in float32 multiplies no blocks" in caplog.text
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 0.9, "seed": 4, "presence_penalty": 0.5}])
+def test_target_and_draft_on_a_gpu_answer_as_the_torch_executor(
+    sampling: dict[str, Any], tmp_path: Path
+) -> None:
+    """The draft is a copy of the target, so that trees are accepted."""
+    model, draft = (write_model_file(tmp_path / name / "tiny.gguf", layers=1) for name in ("a", "b"))
+    params = SamplingParams(max_tokens=6, **sampling)
+    texts = []
+    for executor in ("auto", "torch"):
+        with LLM(
+            str(model),
+            draft=f"ssm,model={draft},beam=1,depth=2,executor={executor}",
+            executor=executor,
+            device=DEVICE if executor == "auto" else "cpu",
+            dtype="float32",
+            kv_tokens=512,
+            tree_nodes=3,
+            adaptive=False,
+        ) as llm:
+            outputs = llm.generate(["hello", "abc"], params)
+        texts.append([output.outputs[0].token_ids for output in outputs])
+        counts = [output.metrics.speculative_decoding for output in outputs if output.metrics]
+        assert all(count.accepted > 0 for count in counts)
+    assert texts[0] == texts[1]
