@@ -38,7 +38,7 @@ MAX_LINES = {
     "specinfer/hub": 850,
     "specinfer/integrations": 450,
     "specinfer/llm": 1_851,
-    "specinfer/model": 16_805,
+    "specinfer/model": 16_811,
     "specinfer/openai_api": 400,
     "specinfer/options": 616,
     "specinfer/planning": 2_268,
