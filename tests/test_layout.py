@@ -33,7 +33,7 @@ MAX_LINES = {
     "specinfer": 54_700,
     "specinfer/cli": 3_514,
     "specinfer/client": 1_440,
-    "specinfer/drafters": 4_512,
+    "specinfer/drafters": 4_514,
     "specinfer/engine": 1_150,
     "specinfer/hub": 850,
     "specinfer/integrations": 450,

@@ -51,6 +51,8 @@ def test_the_library_and_commands_refuse_a_missing_device() -> None:
     with pytest.raises(SettingError, match=f"device = '{MISSING}': "):
         check_values(LocalFlags(device=MISSING))
     check_values(LocalFlags())
+    with pytest.raises(SettingError, match=f"draft: device = '{MISSING}': "):
+        pools.check_speculator("draft", {"drafter": "ngram", "device": MISSING})
 
 
 def test_a_resident_draft_has_the_targets_device_unless_it_names_another(
