@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from gateway.settings import RequestSettings
 from http_svc.settings import ApiSettings
 from specinfer.model.formats.registry import find_format
-from specinfer.options.model_options import AUTO_DRAFT, Draft, ServedOptions, check_values
+from specinfer.options.model_options import AUTO_DRAFT, Draft, ServedOptions
 from specinfer.system.threads import thread_count
 
 
@@ -40,6 +40,5 @@ class ServeSettings(ApiSettings, RequestSettings, ServedOptions):  # type: ignor
     def check(self) -> None:
         """Check what is known before the model is loaded, too."""
         thread_count(self.threads)
-        check_values(self)
         find_format(self.weights)
         super().check()

@@ -21,6 +21,7 @@ from specinfer.options.model_options import AUTO
 from specinfer.request.default_sampling import default_sampling
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
+from specinfer.system.machine import is_cuda
 from specinfer.text.constraints.compiler import Compiler, compiler_of
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
@@ -55,11 +56,11 @@ class LoadedModels(NamedTuple):
 def load_models(settings: VerifierSettings) -> LoadedModels:
     """Load the model and, next to it, the drafters of `--draft`.
 
-    With several ranks they are loaded one after the other.
+    With several ranks they are loaded one after the other, and on a GPU, where graphs are captured alone.
     """
     flags = draft_group(settings.model, settings.draft, settings)
     settings = settings.model_copy(update={"kv_tokens": _tokens(settings, flags)})
-    if layout_of(settings).ranks > 1:
+    if layout_of(settings).ranks > 1 or is_cuda(settings.device):
         return LoadedModels(load_runner(settings), load_drafters_of(settings, flags))
     with ThreadPoolExecutor(1, "drafts") as beside:
         drafters = beside.submit(load_drafters_of, settings, flags)
@@ -68,8 +69,12 @@ def load_models(settings: VerifierSettings) -> LoadedModels:
 
 def _tokens(settings: VerifierSettings, flags: Flags | None) -> int | str:
     """Return `kv_tokens`, or what fits of its default; see `fitting_cache`."""
-    draft = resolve_model(flags["model"]) if flags and flags.get("model") else None
-    draft_weights = (flags or {}).get("weights", AUTO)
+    if layout_of(settings).ranks > 1 and is_cuda(settings.device):
+        return settings.kv_tokens
+    flags = flags or {}
+    here = flags.get("model") and flags.get("device", settings.device) == settings.device
+    draft = resolve_model(flags["model"]) if here else None
+    draft_weights = flags.get("weights", AUTO)
     options = RunnerOptions.of(settings)
     return fitting_cache(resolve_model(settings.model), draft, options, draft_weights=draft_weights) or AUTO
 

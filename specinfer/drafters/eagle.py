@@ -19,7 +19,8 @@ from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.formats.base import SMALL_BLOCKS
 from specinfer.model.loading import backend_and_weights
 from specinfer.model.native.eagle_layer import NativeEagle
-from specinfer.model.options import RunnerOptions, torch_dtype
+from specinfer.model.options import RunnerOptions, check_torch, torch_dtype
+from specinfer.system.machine import is_cuda
 from specinfer.tree import TokenTree, TreeLimits
 
 
@@ -75,8 +76,10 @@ class _Passes:
 
 
 def check_eagle(options: RunnerOptions) -> None:
-    """Check the options for running an EAGLE layer."""
-    if options.executor not in ("auto", "native", "torch"):
+    """Check the options for running an EAGLE layer; a GPU runs it in torch."""
+    if is_cuda(options.device):
+        check_torch(options, "an EAGLE layer on a GPU")
+    elif options.executor not in ("auto", "native", "torch"):
         raise SettingError("executor", options.executor, "must be native, torch or auto for an EAGLE layer")
 
 
@@ -92,6 +95,8 @@ class EagleRunner(LevelsRunner):
     @classmethod
     def build(cls, weights: DraftWeights, options: RunnerOptions) -> Self:
         check_eagle(options)
+        if is_cuda(options.device):
+            return super().build(weights, options)
         if weights.four_bits:
             options = replace(options, numbers_as=SMALL_BLOCKS)
         backend, in_format = backend_and_weights(weights.config, weights.tensors, options)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from specinfer.drafters import DRAFTERS, Drafter, DrafterOptions, make_drafter
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.system.machine import check_device
 
 NONE = "none"
 LEARNT = "ssm"
@@ -69,6 +70,7 @@ def check_speculator(setting: str, flags: Flags, known_names: Collection[str] = 
         if "model" in options:
             resolve_model(options["model"])
         DrafterOptions.read({flag: text for flag, text in options.items() if flag not in known_names})
+        check_device(options.get("device", ""))
     except SettingError as error:
         raise error.renamed(f"{setting}: {error.field}") from error
 

@@ -69,7 +69,8 @@ def build_engine(
     directory = resolve_model(model)
     tokenizer, defaults = Tokenizer.load(directory), default_sampling(directory)
     tokenizer.parse_special_tokens = options.parse_special_tokens
-    runner, close = _runner(directory, options)
+    drafts = [spec["model"] for spec in specs if isinstance(spec, Mapping) and spec.get("model")]
+    runner, close = _runner(directory, resolve_model(drafts[0]) if drafts else None, options)
     try:
         fingerprint = model_fingerprint(
             directory, tokenizer.text_fingerprint(), options.dtype, runner.weights.blocks, options.kv_type
@@ -171,13 +172,18 @@ def _specs(
     return specs
 
 
-def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable[[], None]]:
-    """Load the model in one or several processes; return runner and `close`."""
+def _runner(
+    directory: Path, draft: Path | None, options: LLMOptions
+) -> tuple[ModelRunner, Callable[[], None]]:
+    """Load the model in one or several processes; return runner and `close`.
+
+    `draft` is loaded later; the cache leaves memory for it.
+    """
     layout = Layout(options.tensor_parallel_size, options.pipeline_parallel_size)
     runner_options = RunnerOptions.of(options)
     if layout.ranks == 1:
         limit_threads()
-        fitting = replace(runner_options, kv_tokens=fitting_cache(directory, None, runner_options))
+        fitting = replace(runner_options, kv_tokens=fitting_cache(directory, draft, runner_options))
         return load_checked(directory, fitting), lambda: None
     if layout.stages > 1:
         log.info(

@@ -3,8 +3,8 @@
 native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
 torch    any device and type
 generic  causal models of `transformers`, unchanged (`specinfer.model.torch.generic`)
-gpu      fused kernels for a GPU (`specinfer.model.gpu`); only by name
-auto     native if it can run the model, otherwise torch; the log states the reason
+gpu      fused kernels for a GPU (`specinfer.model.gpu`)
+auto     gpu on a GPU, native on other devices, or torch if they cannot run the model; the log states the reason
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.executor import Executor
 from specinfer.model.formats.base import Format
+from specinfer.model.formats.registry import find_format
+from specinfer.model.gpu.refusal import refusal as refusal_of_gpu
 from specinfer.model.lazy_torch import torch
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.interfaces import Weights
-from specinfer.options.model_options import AUTO
+from specinfer.options.model_options import AUTO, PassOptions
+from specinfer.system.machine import is_cuda
 
 log = logging.getLogger(__name__)
 
@@ -46,29 +49,27 @@ class Backend:
     """An executor's name, abilities and factory."""
 
     name: str
-    supports: Callable[[ModelConfig, str, str], str]
+    supports: Callable[[ModelConfig, PassOptions], str]
     """Return the reason why a model cannot run; empty if it can."""
     make: Callable[[Work], Executor]
     offloads: bool = False
-    automatic: bool = False
-    """True if `auto` may choose it."""
     kv_types: bool = False
     """True if the cache's numeric type may differ from the model's."""
 
-    def runs(self, config: ModelConfig, chosen: Format, dtype: str, device: str) -> str:
+    def runs(self, config: ModelConfig, chosen: Format, options: PassOptions) -> str:
         """Return the reason why a model cannot run; empty if it can."""
-        return chosen.fits(config, self.name, dtype) or self.supports(config, dtype, device)
+        return chosen.fits(config, self.name, options.dtype) or self.supports(config, options)
 
     def stores(self, kv_type: str, dtype: str) -> bool:
         default_type = "bf16" if dtype == "bfloat16" else AUTO
         return self.kv_types or kv_type in (AUTO, default_type)
 
 
-def _supports_native(config: ModelConfig, dtype: str, device: str) -> str:
+def _supports_native(config: ModelConfig, options: PassOptions) -> str:
     from specinfer.model.native.model import check_supported
 
     try:
-        check_supported(config, dtype, device)
+        check_supported(config, options.dtype, options.device)
     except (UnavailableError, IncompatibleError) as error:
         return str(error)
     return ""
@@ -92,69 +93,70 @@ def _make_generic(work: Work) -> Executor:
 
 
 def _make_gpu(work: Work) -> Executor:
-    try:
-        from specinfer.model.gpu.executor import GpuExecutor
-    except ModuleNotFoundError as error:
-        raise SettingError("executor", "gpu", f"needs the extra `gpu`: {error}") from error
+    from specinfer.model.gpu.executor import GpuExecutor
+
     dtype = getattr(torch, work.dtype)
     return GpuExecutor(work.config, work.weights, dtype, work.num_blocks, work.device, work.format.name)
 
 
-def _supports_torch(config: ModelConfig, dtype: str, device: str) -> str:
+def _supports_torch(config: ModelConfig, options: PassOptions) -> str:
     if any(config.recurrent_layers) or config.output_gate:
         return f"torch executor: model_type = {config.family!r}: recurrent layers need the native or generic executor"
     return ""
 
 
-def _supports_all(config: ModelConfig, dtype: str, device: str) -> str:
-    return ""
+def _supports_gpu(config: ModelConfig, options: PassOptions) -> str:
+    reason = refusal_of_gpu(config, options)
+    return f"gpu executor: {reason}" if reason and options.executor == AUTO else reason
 
 
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("native", _supports_native, _make_native, True, True, True),
-        Backend("torch", _supports_torch, _make_torch, True, True),
-        Backend("generic", _supports_all, _make_generic),
-        Backend("gpu", _supports_all, _make_gpu),
+        Backend("native", _supports_native, _make_native, True, True),
+        Backend("torch", _supports_torch, _make_torch, True),
+        Backend("generic", lambda config, options: "", _make_generic),
+        Backend("gpu", _supports_gpu, _make_gpu),
     )
 }
 
 
-def refusal(config: ModelConfig, dtype: str, device: str) -> str:
+def refusal(config: ModelConfig, options: PassOptions) -> str:
     """Return the reasons why `auto` finds no backend; empty if one runs."""
-    reasons = [backend.supports(config, dtype, device) for backend in candidates("auto")]
+    reasons = [backend.supports(config, options) for backend in candidates(AUTO, options.device)]
     return "; ".join(reasons) if all(reasons) else ""
 
 
-def candidates(name: str) -> list[Backend]:
+def candidates(name: str, device: str) -> list[Backend]:
     """Return the backends to try for a value of `--executor`, best first."""
-    if name != "auto":
+    if name != AUTO:
         return [BACKENDS[name]]
-    return [backend for backend in BACKENDS.values() if backend.automatic]
+    return [BACKENDS["gpu" if is_cuda(device) else "native"], BACKENDS["torch"]]
 
 
-def choose_backend(name: str, config: ModelConfig, chosen: Format, dtype: str, device: str) -> Backend:
-    """Return the first backend of `candidates(name)` that can run a model.
-
-    Logs the reasons why the candidates before cannot.
-    """
-    reasons: list[str] = []
-    for backend in candidates(name):
-        reason = backend.runs(config, chosen, dtype, device)
-        if not reason:
-            if reasons:
-                log.warning("%s; using the %s executor", "; ".join(reasons), backend.name)
-            if name == "auto" and backend.name == "torch" and device.startswith("cuda"):
-                log.info(
-                    "device = %s: `--executor gpu` would run passes faster (4 to 7 times on an H200)", device
-                )
-            if backend.name != "native" and dtype != "float32":
-                why = "rounding depends on a pass's size: speculation may change close choices"
-                log.info("%s executor in %s: %s", backend.name, dtype, why)
-            return backend
+def planned_backend(config: ModelConfig, options: PassOptions) -> tuple[Backend | None, list[str]]:
+    """Return the first backend that can run a model, if any, and why those before cannot."""
+    chosen, reasons = find_format(options.weights), list[str]()
+    for backend in candidates(options.executor, options.device):
+        if not (reason := backend.runs(config, chosen, options)):
+            return backend, reasons
         reasons.append(reason)
-    if all(chosen.fits(config, candidate.name, dtype) for candidate in candidates(name)):
-        raise SettingError("weights", chosen.name, reasons[0])
-    field, value = ("executor", name) if name != "auto" else ("weights", chosen.name)
-    raise SettingError(field, value, reasons[0])
+    return None, reasons
+
+
+def choose_backend(config: ModelConfig, options: PassOptions) -> Backend:
+    """Return the first of `candidates` that can run a model; log why those before cannot."""
+    backend, reasons = planned_backend(config, options)
+    name, dtype, weights = options.executor, options.dtype, find_format(options.weights)
+    if backend is None:
+        fitting = [
+            one for one in candidates(name, options.device) if not weights.fits(config, one.name, dtype)
+        ]
+        field, value = ("executor", name) if name != AUTO and fitting else ("weights", weights.name)
+        raise SettingError(field, value, reasons[0])
+    if reasons:
+        log.warning("%s; using the %s executor", "; ".join(reasons), backend.name)
+    if backend.name != "native" and dtype != "float32":
+        why = "rounding depends on a pass's size: speculation may change close choices"
+        log.info("%s executor in %s: %s", backend.name, dtype, why)
+    return backend

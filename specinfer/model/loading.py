@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError, naming
-from specinfer.model.backends import Backend, Work, choose_backend, refusal
-from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes
+from specinfer.model.backends import Backend, Work, choose_backend, planned_backend, refusal
+from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes, weight_bytes
 from specinfer.model.cache.sequence import SINKS, KVWindow, blocks_for
 from specinfer.model.executor import Executor, HeadSetter
 from specinfer.model.formats.base import LARGE_BITS, SMALL_BLOCKS
@@ -20,6 +20,7 @@ from specinfer.model.formats.weights_in_format import (
     WeightsInFormat,
     formats_of_parameters,
 )
+from specinfer.model.lazy_torch import torch
 from specinfer.model.native.requantise import requantised
 from specinfer.model.offload.stores import open_store
 from specinfer.model.options import RunnerOptions, check_kv_type, check_numbers, torch_dtype
@@ -36,7 +37,7 @@ from specinfer.model.weights.source import kept_gguf
 from specinfer.model.weights.trimmed import TrimmedHead, trimmed
 from specinfer.options.model_options import AUTO
 from specinfer.system.json_files import read_json
-from specinfer.system.machine import available_memory
+from specinfer.system.machine import free_memory, is_cuda
 
 if TYPE_CHECKING:
     from specinfer.model.parallel.ranks import Ranks
@@ -78,8 +79,9 @@ def _load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None, ac
                 raise
             log.warning("%s; using the generic executor", error)
         else:
-            weights = _open_weights(directory, options)
-            options = _with_tokens(options, config, directory)
+            weights = _open_weights(directory, config, options)
+            if ranks is None or not is_cuda(options.device):
+                options = _with_tokens(options, config, directory)
             if not accounted:
                 hf, _ = load_transformers_config(directory)
                 check_tensors(hf, config, in_llama_names(config, weights))
@@ -97,7 +99,7 @@ def _own_config(directory: Path, options: RunnerOptions) -> ModelConfig:
             "model_type = %r: served up to %d positions (rope_type = 'longrope')",
             *(config.family, config.max_positions),
         )
-    if options.executor == "auto" and (reason := refusal(config, options.dtype, options.device)):
+    if options.executor == "auto" and (reason := refusal(config, options)):
         raise IncompatibleError(reason)
     return config
 
@@ -137,7 +139,11 @@ def build_model(
     if ranks is not None:
         _check_shared(options)
     num_blocks = blocks_for(options.kv_tokens)
-    executor, in_format = _executor(config, weights, options, num_blocks, ranks)
+    try:
+        executor, in_format = _executor(config, weights, options, num_blocks, ranks)
+    except torch.OutOfMemoryError as error:
+        reason = f"{str(error).splitlines()[0]} (--kv-tokens = {options.kv_tokens})"
+        raise SettingError("device", options.device, reason) from error
     head = _replaceable_head(weights, in_format, executor, options)
     return LoadedModel(config, executor, num_blocks, window, in_format.formats(), head)
 
@@ -190,27 +196,25 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
 def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -> RunnerOptions:
     if options.kv_tokens != AUTO_TOKENS:
         return options
-    if options.device != "cpu":
-        raise SettingError(
-            "kv_tokens",
-            "auto",
-            f"needs a number on device = {options.device!r}: only a CPU's memory is known",
-        )
     gguf = kept_gguf(directory)
     files = [gguf] if gguf is not None else directory.glob("*.safetensors")
     weights = sum(file.stat().st_size for file in files)
+    if is_cuda(options.device):
+        weights = weight_bytes(config, options.dtype, options.weights)
     bytes_of_token = token_bytes(config, options.dtype, options.kv_type)
-    tokens = fitting_tokens(available_memory(), weights, bytes_of_token, config.max_positions)
+    tokens = fitting_tokens(free_memory(options.device), weights, bytes_of_token, config.max_positions)
     log.info("kv_tokens = auto: the cache has %d tokens of %.1f kB", tokens, bytes_of_token / 1e3)
     return replace(options, kv_tokens=tokens)
 
 
-def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
+def _open_weights(directory: Path, config: ModelConfig, options: RunnerOptions) -> Weights:
     path = kept_gguf(directory)
     if path is not None:
         return GgufWeights(path)
+    backend, _ = planned_backend(config, options)
     # read each tensor to the device that uses it: a GPU's model is never whole in host memory
-    return open_checkpoint(directory, options.device if options.executor == "gpu" else "cpu")
+    on_device = backend is not None and backend.name == "gpu"
+    return open_checkpoint(directory, options.device if on_device else "cpu")
 
 
 def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:
@@ -221,7 +225,12 @@ def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | 
     if ranks is not None:
         return ranks.place.layout.known_part(config)
     if options.executor == "gpu":
-        return config.like_llama("executor = 'gpu'")
+        if config.windows:
+            limit = config.up_to_window().max_positions
+            log.warning(
+                "model_type = %r: served up to %d positions, its sliding window", config.family, limit
+            )
+        return config.up_to_window()
     return config.like_llama(f"kv_window = {options.kv_window}") if options.kv_window else config
 
 
@@ -236,6 +245,8 @@ def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
 def _check_shared(options: RunnerOptions) -> None:
     check_numbers(options, "ranks share a model")
     check_kv_type(options, "torch")
+    if options.kv_tokens == AUTO_TOKENS:
+        raise SettingError("kv_tokens", "auto", "needs a number for ranks that share a model on GPUs")
     if options.offload != "none":
         raise SettingError("offload", options.offload, "must be none for ranks that share a model")
 
@@ -250,6 +261,8 @@ def _executor(
         )
         from specinfer.model.parallel.executor import parallel_executor
 
+        if options.executor == "gpu":
+            choose_backend(config, options)
         whole = (torch_dtype(dtype), num_blocks, options.executor)
         return parallel_executor(ranks, config, in_format, *whole), in_format
     backend, in_format = backend_and_weights(config, weights, options)
@@ -275,10 +288,10 @@ def backend_and_weights(
     """Return the backend for a model, and the weights in its format."""
     dtype, chosen = options.dtype, find_format(options.weights)
     asked = chosen.name != AUTO
-    backend = choose_backend(options.executor, config, chosen, dtype, options.device)
+    backend = choose_backend(config, options)
     check_kv_type(options, backend.name)
     preferred = find_format(_preferred(weights, options))
-    if not asked and not backend.runs(config, preferred, dtype, options.device):
+    if not asked and not backend.runs(config, preferred, options):
         chosen = preferred
     named = in_llama_names(config, weights)
     if isinstance(weights, GgufWeights):

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.cache.capacity import AUTO_TOKENS, token_bytes
+from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes, weight_bytes
 from specinfer.model.formats.base import LARGE_BITS, SMALL_BITS, SMALL_BLOCKS
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.source import is_draft_checkpoint, kept_gguf, read_record
 from specinfer.options.model_options import AUTO, CACHE_TOKENS
 from specinfer.system.json_files import read_json
-from specinfer.system.machine import available_memory
+from specinfer.system.machine import free_memory, is_cuda
 
 log = logging.getLogger(__name__)
 PROGRAM_BYTES = 300_000_000
@@ -49,25 +49,30 @@ def fitting_cache(
 ) -> int:
     """Return the capacity of the KV cache in tokens.
 
-    It is the asked one; the default is reduced to what fits. Only a CPU's memory is compared, and only with weights in
-    the format of their file.
+    It is the asked one; the default is reduced to what fits. On a GPU, auto counts the draft, which is loaded at the
+    same time. On a CPU, only weights in the format of their file are compared.
 
     Args:
         model: directory of the target.
         draft: directory of its draft model, if any.
         options: options of the target.
-        free: free bytes; None: those of machine and container.
+        free: free bytes; None: those of the device now.
         draft_weights: `weights` of the draft.
 
     Raises:
         SettingError: if weights and cache do not fit.
     """
-    asked = options.kv_tokens
-    if options.device != "cpu" or options.offload != "none" or options.weights != AUTO:
+    asked, draft = options.kv_tokens, None if draft == model else draft  # a model's own MTP layer
+    on_gpu = is_cuda(options.device)
+    if options.offload != "none" or (not on_gpu and (options.device != "cpu" or options.weights != AUTO)):
         return asked
     if (needs := _needs(model, draft, options, draft_weights)) is None:
         return asked
-    free = available_memory() if free is None else free
+    free = free_memory(options.device) if free is None else free
+    if on_gpu and asked == AUTO_TOKENS and (alone := _needs(model, None, options)):
+        of_draft = needs.total(CACHE_TOKENS) - alone.total(CACHE_TOKENS)
+        longest = load_config(model).max_positions
+        return fitting_tokens(free - of_draft, alone.weights, alone.token, longest)
     tokens = max(asked, _MIN_TOKENS if asked == AUTO_TOKENS else 0)
     if needs.total(tokens) <= free:
         return asked
@@ -95,11 +100,11 @@ def _needs(
             token += token_bytes(load_config(draft), options.dtype, options.kv_type)
     except IncompatibleError:
         return None
-    dtype = options.dtype
-    of_draft = 0 if draft is None else _weight_bytes(draft, dtype)
-    if draft is not None and dtype == "bfloat16" and draft_weights in (AUTO, SMALL_BLOCKS):
+    of_draft = 0 if draft is None else _weight_bytes(draft, options, draft_weights)
+    blocks = options.dtype == "bfloat16" and not is_cuda(options.device)
+    if draft is not None and blocks and draft_weights in (AUTO, SMALL_BLOCKS):
         of_draft = _small_bytes(draft) or of_draft
-    return MemoryNeeds(_weight_bytes(model, dtype), of_draft, token)
+    return MemoryNeeds(_weight_bytes(model, options, options.weights), of_draft, token)
 
 
 def _small_bytes(directory: Path) -> int:
@@ -113,11 +118,13 @@ def _small_bytes(directory: Path) -> int:
     return int(count * SMALL_BITS + embeddings * (bits - SMALL_BITS)) // 8
 
 
-def _weight_bytes(directory: Path, dtype: str) -> int:
+def _weight_bytes(directory: Path, options: RunnerOptions, weights: str) -> int:
+    if is_cuda(options.device) and not is_draft_checkpoint(directory):
+        return weight_bytes(load_config(directory), options.dtype, weights)
     gguf = kept_gguf(directory)
     if gguf is not None:
         return gguf.stat().st_size
     size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     fields = read_json(directory / "config.json")
-    halved = dtype != "float32" and "float32" in (fields.get("dtype"), fields.get("torch_dtype"))
+    halved = options.dtype != "float32" and "float32" in (fields.get("dtype"), fields.get("torch_dtype"))
     return size // 2 if halved else size

@@ -45,10 +45,11 @@ class RunnerOptions(PassOptions):
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.offload != "none" and not any(backend.offloads for backend in candidates(self.executor)):
+        if self.offload != "none" and not any(
+            backend.offloads for backend in candidates(self.executor, self.device)
+        ):
             raise SettingError("offload", self.offload, f"must be none for the {self.executor} executor")
         _check_weights(self)
-        _check_device(self.device)
 
     @classmethod
     def of(cls, options: object, **more: Any) -> RunnerOptions:
@@ -90,15 +91,7 @@ def check_torch(options: RunnerOptions, subject: str, verb: str = "is") -> None:
 
 def _check_weights(options: RunnerOptions) -> None:
     chosen = find_format(options.weights)
-    reasons = [chosen.fits(None, backend.name, options.dtype) for backend in candidates(options.executor)]
+    backends = candidates(options.executor, options.device)
+    reasons = [chosen.fits(None, backend.name, options.dtype) for backend in backends]
     if all(reasons):
         raise SettingError("weights", options.weights, reasons[0])
-
-
-def _check_device(name: str) -> None:
-    if name == "cpu":
-        return
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise SettingError("device", name, str(error).splitlines()[0]) from error

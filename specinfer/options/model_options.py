@@ -23,6 +23,7 @@ from typing import (
 from annotated_types import Ge, Le
 
 from specinfer.errors import SettingError
+from specinfer.system.machine import check_device
 from specinfer.system.threads import THREADS_HELP
 
 AUTO = "auto"
@@ -89,7 +90,7 @@ class ModelOptions:
     group: ClassVar[str] = "Model"
 
     dtype: Dtype = "bfloat16"
-    device: Annotated[str, Option("Torch device, for example cpu or cuda.")] = "cpu"
+    device: Annotated[str, Option("Torch device, for example cpu, cuda or cuda:1.")] = "cpu"
     weights: Weights = AUTO
     kv_type: Annotated[
         str,
@@ -114,8 +115,8 @@ class PassOptions(ModelOptions):
         str,
         Option(
             "What runs passes: native, compiled CPU kernels; torch, torch operations; generic, any causal model of "
-            "transformers; gpu, fused kernels for a GPU; auto, the first of native or torch that can run the model, "
-            "or generic for other models.",
+            "transformers; gpu, fused kernels for a GPU; auto, gpu on a GPU, else native; torch or generic for models "
+            "that it cannot run.",
             choices=EXECUTORS,
         ),
     ] = AUTO
@@ -130,7 +131,7 @@ class CacheOptions(ModelOptions):
         Annotated[int, Ge(16)] | Literal["auto"],
         Option(
             "Capacity of the KV cache in context tokens, for all requests; auto: three quarters of the free memory "
-            "of machine or container after loading."
+            "of GPU, machine or container after loading."
         ),
     ] = CACHE_TOKENS
     prefix_cache_directory: Annotated[
@@ -205,7 +206,7 @@ class DraftOptions(ModelOptions):
 
 
 def check_values(options: object) -> None:
-    """Check the numbers and words of options by the bounds and choices of their annotations.
+    """Check options by the bounds and choices of their annotations, and the device.
 
     Raises:
         SettingError: naming the option and its value.
@@ -217,6 +218,7 @@ def check_values(options: object) -> None:
         if option.choices and value not in option.choices:
             raise SettingError(name, value, f"must be one of {', '.join(option.choices)}")
         _check_number(name, value, dict(_alternatives(hint)))
+    check_device(getattr(options, "device", ""))
 
 
 def as_text(value: object) -> str:

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from specinfer.errors import SettingError
 from specinfer.options.door_options import TlsOptions
-from specinfer.options.model_options import Option
+from specinfer.options.model_options import Option, check_values
 from specinfer.options.service_flags import read_flags
 from specinfer.service.channel import check_target
 from specinfer.service.tls import ServerTls
@@ -91,6 +91,7 @@ class ProcessSettings(BaseSettings, TlsOptions):
 
     def check(self) -> None:
         """Check settings that pydantic cannot check by itself."""
+        check_values(self)
         check_target("listen", self.listen, lowest_port=0)
         self.tls.check()
 

@@ -1,11 +1,13 @@
-"""Describe this machine: processor, instruction sets, available memory."""
+"""Describe this machine: processor, instruction sets, devices, available memory."""
 
 import os
 import platform
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
+from specinfer.errors import SettingError
 from specinfer.system.cgroups import Cgroup, cgroups, read_text
 
 _VECTORS = (  # instruction sets of the kernels, best first
@@ -38,6 +40,28 @@ def _field(name: str) -> str:
     """Return the first field of this name in /proc/cpuinfo; "" if missing."""
     fields = (line.partition(":") for line in read_text(Path("/proc/cpuinfo")).splitlines())
     return next((value.strip() for field, _, value in fields if field.strip() == name), "")
+
+
+def is_cuda(device: str) -> bool:
+    """Return whether a torch device is a GPU."""
+    return device.partition(":")[0] == "cuda"
+
+
+def check_device(device: str) -> None:
+    """Check that torch can use a device; empty: not given."""
+    if device in ("", "cpu"):  # the usual case, without torch
+        return
+    try:
+        import_module("torch").empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        raise SettingError("device", device, str(error).splitlines()[0]) from error
+
+
+def free_memory(device: str) -> int:
+    """Return the free bytes of a GPU, or of machine and cgroups."""
+    if not is_cuda(device):
+        return available_memory()
+    return int(import_module("torch").cuda.mem_get_info(device)[0])
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -19,6 +19,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.threads import use_threads
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.options.model_options import Option
+from specinfer.system.machine import check_device
 from specinfer.system.threads import THREADS_HELP
 from specinfer.training.generate import LABEL_WIDTH
 
@@ -36,10 +37,7 @@ def pick_device(name: str) -> str:
     """Return the torch device for `--device`."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise SettingError("device", name, str(error).splitlines()[0]) from error
+    check_device(name)
     return name
 
 

@@ -49,6 +49,13 @@ def test_pages_have_few_words() -> None:
     assert sum(words.values()) <= MAX_WORDS, words
 
 
+def test_the_table_of_a_gpu_names_tests() -> None:
+    _, _, table = (DOCS / "models.md").read_text().partition("## On a GPU\n")
+    named = {name for row in table.splitlines() for name in re.findall(r"`([\w/]+\.py)`", row)}
+    assert len(named) > 8
+    assert [name for name in named if not (ROOT / "tests/unit/model" / name).exists()] == []
+
+
 def test_the_glossary_is_short() -> None:
     _, _, glossary = (DOCS / "architecture.md").read_text().partition("## Words\n")
     terms = re.findall(r"^\| (?!word|---)", glossary, re.MULTILINE)

@@ -93,7 +93,7 @@ class LocalFlags(ModelOptions):
         "weights": {"parser": format_name, "autocompletion": lambda: list(FORMATS), "metavar": "FORMAT"}
     }
 
-    device: Annotated[str, Option("Torch device, for example cpu or cuda; not given: cpu.")] = ""
+    device: Annotated[str, Option("Torch device, for example cpu, cuda or cuda:1; not given: cpu.")] = ""
     offload: Offload = "none"
     acceptance: Acceptance = DEFAULT_RULE
 

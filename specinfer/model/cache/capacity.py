@@ -21,6 +21,24 @@ def token_bytes(config: ModelConfig, dtype: str, kv_type: str) -> int:
     return 2 * config.kv_layers * config.kv_heads * (config.head_dim * element + scale)
 
 
+def weight_bytes(config: ModelConfig, dtype: str, weights: str) -> int:
+    """Return the bytes of a model's matrices on a GPU.
+
+    Args:
+        dtype: type of embeddings and head, and of layers that are not quantised.
+        weights: int8 and fp8 quantise the layers; any other format is stored in `dtype`.
+    """
+    c, element = config, 4 if dtype == "float32" else 2
+    rows = [3 * c.intermediate_size if c.gated else 2 * c.intermediate_size] * c.layers
+    if c.experts is not None:
+        mixture = 3 * (c.experts.count * c.experts.intermediate_size + c.experts.shared_size)
+        rows = [rows[layer] if c.experts_of(layer) is None else mixture for layer in range(c.layers)]
+    attention = 2 * (c.heads + c.kv_heads) * c.head_dim * c.layers
+    tables = c.vocab_size * (1 if c.tied_embeddings else 2) + c.max_positions * c.learnt_positions
+    in_layers = 1 if weights in ("int8", "fp8") else element
+    return c.hidden_size * ((sum(rows) + attention) * in_layers + tables * element)
+
+
 def fitting_tokens(available: int, weights: int, bytes_per_token: int, longest: int) -> int:
     """Return the number of context tokens that fit next to the weights.
 

@@ -7,6 +7,6 @@
     choice         the target's choices on the logits' device
     growth         whole trees of a draft model in one captured sequence
 
-Needs the extra `gpu` (Triton). Measured on an H200 (benchmarks/results/gpu.md). Tests compare results in Triton's
+Needs Triton. Measured on an H200 (benchmarks/results/gpu.md). Tests compare results in Triton's
 interpreter, and compile every kernel for sm_80 and sm_90 (tests/unit/model/gpu).
 """

@@ -1,7 +1,7 @@
 """The GPU executor: fused Triton kernels and CUDA graphs.
 
 One array of numbers describes a pass and is copied once. Small passes are rounded up to a bucket, whose graph was
-captured at start. `auto` never chooses this executor: offloaded layers and models unlike Llama need torch.
+captured at start. `specinfer.model.gpu.refusal` lists what needs torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from specinfer.model.gpu.graphs import (
 )
 from specinfer.model.gpu.growth import GpuGrowth, can_grow
 from specinfer.model.gpu.growth_description import GrowthModel
-from specinfer.model.gpu.launch import Inputs, check_device, processors
+from specinfer.model.gpu.launch import Inputs, check_device, current, processors
 from specinfer.model.gpu.layer_kernels import move
 from specinfer.model.gpu.weights import quantiser
 from specinfer.model.sampling.choices import Choices, ChoiceTask
@@ -72,10 +72,14 @@ class GpuExecutor:
         self._graphs = self._graphs_of(self._replayed)
         model = GrowthModel(device, self._group, config.vocab_size, self._positions)
         self._growth = GpuGrowth(self.run, self._scored, self._graphs_of, model)
-        with torch.inference_mode():
+        with current(device), torch.inference_mode():
             self._graphs.capture(grid)
 
     def run(self, batch: Batch) -> torch.Tensor:
+        with current(self._device):
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> torch.Tensor:
         bucket = None if batch.features else bucket_for(batch, self._group)
         if bucket is None:
             bucket = exact_bucket(batch, self._group)
@@ -88,11 +92,12 @@ class GpuExecutor:
         return self._graphs.run(bucket)[: len(batch.logit_rows)].clone()
 
     def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
-        with torch.inference_mode():
+        with current(self._device), torch.inference_mode():
             return choose(tasks)
 
     def move(self, source: Slots, target: Slots) -> None:
-        move(self._keys, self._values, source, target)
+        with current(self._device):
+            move(self._keys, self._values, source, target)
 
     def rotate(self, slots: Slots, delta: int) -> None:
         here = torch.tensor(slots, dtype=torch.int64, device=self._device)
@@ -104,7 +109,8 @@ class GpuExecutor:
         return can_grow(tasks, shape)
 
     def grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: Array) -> list[TokenTree]:
-        return self._growth.grow(tasks, shape, token_ids)
+        with current(self._device):
+            return self._growth.grow(tasks, shape, token_ids)
 
     def _graphs_of(self, run: Callable[[Sizes], torch.Tensor]) -> Graphs[Sizes]:
         return CudaGraphs(run) if torch.device(self._device).type == "cuda" else EagerPasses(run)

@@ -98,17 +98,18 @@ def _passes(tasks: Sequence[GrowthTask], levels: Levels) -> Int32:
     first = np.arange(0, beam, bucket.tile_rows)
     tile_rows = np.minimum(beam - first, bucket.tile_rows)
     rows = np.arange(len(tasks)) * beam
+    tiles = len(level), len(tasks) * len(first)
     sections: dict[str, NDArray[np.int64]] = {
         "positions": np.where(active, context + shift + level - 1, 0).repeat(beam, 1),
-        "write_slots": slots.reshape(len(level), -1),
+        "write_slots": slots.reshape(len(level), len(tasks) * beam),
         "visible": np.broadcast_to(context, active.shape).repeat(beam, 1),
         "held": cached,
         "context": np.broadcast_to(context, active.shape),
         "row_start": np.broadcast_to(rows, active.shape),
         "block_start": np.broadcast_to(starts, active.shape),
         "tile_request": np.broadcast_to(np.arange(len(tasks)), active.shape).repeat(len(first), 1),
-        "tile_start": np.broadcast_to((rows[:, None] + first).ravel(), (len(level), len(tasks) * len(first))),
-        "tile_rows": np.where(active[..., None], tile_rows, 0).reshape(len(level), -1),
+        "tile_start": np.broadcast_to((rows[:, None] + first).ravel(), tiles),
+        "tile_rows": np.where(active[..., None], tile_rows, 0).reshape(tiles),
         "logit_rows": np.broadcast_to(np.arange(bucket.rows), (len(level), bucket.rows)),
     }
     return np.concatenate([_laid_out(sections, bucket, len(level)), blocks])

@@ -5,6 +5,7 @@ enabled by TRITON_INTERPRET=1 before the process imports triton.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,10 @@ import triton
 from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
+from specinfer.system.machine import is_cuda
+
+MIN_CAPABILITY = 8, 0
+"""Minimum compute capability for products in bfloat16."""
 
 
 class Inputs:
@@ -93,9 +98,18 @@ if interpreted():
 
 def check_device(device: str) -> None:
     """Check that kernels can run on a model's device."""
-    if torch.device(device).type == "cuda" or interpreted():
+    if interpreted():
         return
-    raise SettingError("device", device, "the gpu executor needs cuda (TRITON_INTERPRET=1 for tests)")
+    if not is_cuda(device):
+        raise SettingError("device", device, "the gpu executor needs cuda (TRITON_INTERPRET=1 for tests)")
+    if torch.version.hip is None and (found := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
+        numbers = "compute capability {}.{}: the gpu executor needs {}.{}"
+        raise SettingError("device", device, numbers.format(*found, *MIN_CAPABILITY))
+
+
+def current(device: str) -> AbstractContextManager[object]:
+    """Make a GPU the thread's current one, which Triton, graphs and events use."""
+    return torch.cuda.device(device) if is_cuda(device) else nullcontext()
 
 
 def processors(device: str) -> int:

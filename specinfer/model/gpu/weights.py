@@ -11,7 +11,6 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from specinfer.errors import SettingError
 from specinfer.model.gpu.description import MIN_TILE, power_above
 from specinfer.model.gpu.launch import processors, shared_bytes
 from specinfer.model.gpu.layer_kernels import multiply
@@ -55,10 +54,8 @@ def quantiser(kind: str) -> Quantise | None:
     """Return a function that quantises a layer's matrix; None: it stays unquantised."""
     if kind not in QUANTISED:
         return None
-    try:
-        from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-    except ModuleNotFoundError as error:
-        raise SettingError("weights", kind, f"needs the extra `gpu`: {error}") from error
+    from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
     config = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}[kind]()
 
     def quantise(linear: Linear) -> Linear:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specinfer.errors import IncompatibleError, SpecInferError
-from specinfer.model.backends import BACKENDS, refusal
+from specinfer.model.backends import candidates
 from specinfer.model.loading import LoadedModel, load_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.records import WHAT, record_path
@@ -73,12 +73,8 @@ def planned_executor(directory: Path, options: RunnerOptions) -> str | None:
         config = load_config(directory)
     except IncompatibleError:
         return None
-    if options.executor == "auto" and refusal(config, options.dtype, options.device):
-        return None
-    if options.executor in ("auto", "native"):
-        refused = BACKENDS["native"].supports(config, options.dtype, options.device)
-        return "torch" if refused else "native"
-    return options.executor
+    backends = candidates(options.executor, options.device)
+    return next((backend.name for backend in backends if not backend.supports(config, options)), None)
 
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.batch import AttentionRows, Batch
 from specinfer.model.cache.recurrent_states import RecurrentStates
 from specinfer.model.cache.sequence import BLOCK_TOKENS
-from specinfer.system.machine import available_memory
+from specinfer.system.machine import free_memory
 
 Tensors = dict[tuple[str, int], torch.Tensor]
 """One layer's states, by kind ("conv", "recurrent") and index."""
@@ -128,7 +128,7 @@ class RecurrentLayers:
             (layer, name) for layer in model.modules() if (name := _cache_name(layer)) is not None
         ]
         self.states: RecurrentStates[TokenState] = RecurrentStates()
-        self._max_bytes = int(_MEMORY_PART * available_memory()) if self._layers else 0
+        self._max_bytes = int(_MEMORY_PART * free_memory(str(model.device))) if self._layers else 0
         self._calls: list[LayerCall] = []
         """Calls of each layer in the current pass, in order."""
         hidden = model.config.get_text_config().hidden_size

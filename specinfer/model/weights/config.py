@@ -1,6 +1,6 @@
 """Defines the configuration of our decoder."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -181,13 +181,22 @@ class ModelConfig:
         Args:
             what: name of the part, for the error.
         """
-        if beyond := [name for name, has in self._beyond_llama() if has]:
+        if beyond := self.beyond_llama:
             raise self._refusal(what, beyond)
+        return self.up_to_window()
+
+    def up_to_window(self) -> "ModelConfig":
+        """Return the configuration without sliding windows, for contexts that fit in them."""
         windows = [window for window in self.windows if window]
         return replace(self, windows=(), max_positions=min([self.max_positions, *windows]))
 
-    def _refusal(self, what: str, parts: Iterable[str]) -> IncompatibleError:
-        return IncompatibleError(f"model_type = {self.family!r}: {what}: {', '.join(parts)}: not supported")
+    @property
+    def beyond_llama(self) -> str:
+        """Names of features, apart from windows, that Llama's layers do not have."""
+        return ", ".join(name for name, has in self._beyond_llama() if has)
+
+    def _refusal(self, what: str, parts: str) -> IncompatibleError:
+        return IncompatibleError(f"model_type = {self.family!r}: {what}: {parts}: not supported")
 
     def draft_layer(self) -> "ModelConfig":
         """Return the configuration of an EAGLE layer for this target: like its last layer.
@@ -202,7 +211,7 @@ class ModelConfig:
             "recurrent layers": any(self.recurrent_layers),
         }
         if any(beyond.values()):
-            raise self._refusal("an EAGLE layer", [name for name, has in beyond.items() if has])
+            raise self._refusal("an EAGLE layer", ", ".join(name for name, has in beyond.items() if has))
         local = self.rotary_of(self.layers - 1) > 0
         return replace(
             self,

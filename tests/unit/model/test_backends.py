@@ -7,7 +7,6 @@ import pytest
 
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.model.backends import BACKENDS, choose_backend
-from specinfer.model.formats.registry import FORMATS
 from specinfer.model.native import model as native_model
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import from_transformers
@@ -18,7 +17,8 @@ CONFIG: ModelConfig = from_transformers(tiny_transformers("llama").config)
 
 
 def chosen(executor: str, weights: str = "auto", dtype: str = "bfloat16", device: str = "cpu") -> str:
-    return choose_backend(executor, CONFIG, FORMATS[weights], dtype, device).name
+    options = PassOptions(dtype, device, weights, executor=executor)
+    return choose_backend(CONFIG, options).name
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_are_chosen_if_they_are_supported() -> None:
     assert chosen("auto") == chosen("native") == chosen("auto", "q4_1") == "native"
     assert chosen("torch") == "torch"
-    assert chosen("gpu", "fp8") == "gpu"
+    assert chosen("gpu") == "gpu"
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -52,17 +52,6 @@ def test_without_kernels_torch_runs_unquantised_models_and_logs_the_reason(
         chosen("native")
     with pytest.raises(SettingError, match="weights = 'q4_1':"):
         chosen("auto", "q4_1")
-
-
-@pytest.mark.usefixtures("no_kernels")
-def test_on_a_gpu_the_faster_executor_is_named_unless_torch_was_asked_for(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    assert chosen("torch", device="cuda") == chosen("auto") == "torch"
-    assert "--executor gpu" not in caplog.text
-    assert chosen("auto", device="cuda") == "torch"
-    assert "--executor gpu" in caplog.text
 
 
 @pytest.mark.usefixtures("kernels")

@@ -35,7 +35,7 @@ def test_a_model_is_loaded_with_the_cache_that_fits(
 ) -> None:
     MODEL.save_pretrained(tmp_path)
     weights = (tmp_path / "model.safetensors").stat().st_size
-    monkeypatch.setattr(loading, "available_memory", lambda: weights + 2_000_000)
+    monkeypatch.setattr(loading, "free_memory", lambda device: weights + 2_000_000)
     per_token = token_bytes(CONFIG, "float32", kv_type)
     options = RunnerOptions("float32", executor="native", kv_tokens=AUTO_TOKENS, kv_type=kv_type)
     runner = ModelRunner(*load_model(tmp_path, options))

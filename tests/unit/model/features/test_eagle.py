@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specinfer.drafters.eagle import EagleRunner
 from specinfer.drafters.published.eagle3 import load_eagle, save_eagle
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.drafting.stack import DraftStack, DraftWeights, RowsTask
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.options import RunnerOptions
@@ -311,3 +311,15 @@ def test_another_kind_and_another_target_are_refused(tmp_path: Path) -> None:
     (tmp_path / "e" / "config.json").write_text(json.dumps(config | {"speculators_model_type": "ssm"}))
     with pytest.raises(IncompatibleError, match="speculators_model_type = 'ssm':"):
         load_eagle(tmp_path / "e", target)
+
+
+def test_on_a_gpu_the_layer_runs_in_torch(
+    eagle: tuple[ModelConfig, DraftWeights, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specinfer.drafters.eagle.is_cuda", lambda device: True)
+    options = RunnerOptions(dtype="float32", kv_tokens=256)
+    assert isinstance(EagleRunner.build(eagle[1], options)._model, DraftStack)
+    with pytest.raises(
+        SettingError, match=r"weights = 'q8_0': .* an EAGLE layer on a GPU is stored unquantised"
+    ):
+        EagleRunner.build(eagle[1], replace(options, dtype="bfloat16", weights="q8_0"))

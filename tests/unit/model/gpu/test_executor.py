@@ -1,6 +1,7 @@
 """The gpu executor, interpreted if there is no GPU, gives the results of the torch executor in float32."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,31 @@ def test_a_windowed_cache_is_the_torch_executors() -> None:
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
+def test_a_prompt_in_the_cache_is_not_read_again(tmp_path: Path) -> None:
+    """Requests share blocks of 16 tokens in memory; files of prefixes are refused."""
+    rng, rows = np.random.default_rng(6), []
+    text = rng.integers(0, 97, 41).tolist()
+    for name in ("gpu", "torch"):
+        runner = make(name)
+        runner.forward([Segment(runner.open(), text[:36])])
+        sequence = runner.open()
+        runner.cache.share(sequence, text[:40])
+        assert sequence.length == 32
+        (logits,) = runner.forward([Segment(sequence, text[32:], want_last=True)])
+        rows.append(logits.cpu())
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-4)
+    with pytest.raises(
+        SettingError, match=r"prefix_cache_directory = .* the gpu executor stores no prefixes"
+    ):
+        make("gpu").keep_prefixes(tmp_path, "", 1)
+
+
 def test_without_a_gpu_the_error_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "interpreted", lambda: False)
     with pytest.raises(SettingError, match="device = 'cpu':"):
         launch.check_device("cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(SettingError, match=r"device = 'cuda:1': compute capability 7.5: .* needs 8.0"):
+        launch.check_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: launch.MIN_CAPABILITY)
+    launch.check_device("cuda:1")

@@ -89,6 +89,13 @@ def test_greedy_trees_are_those_of_the_reference(beam: int) -> None:
 
 
 @pytest.mark.usefixtures("_no_reference")
+def test_trees_of_one_level_need_no_pass_over_nodes() -> None:
+    limits = [TreeLimits(3, 1), TreeLimits(1, 1)]
+    for actual, expected in grow_both(GrowthShape(beam=2), limits, [GREEDY, NOISY]):
+        assert_same(actual, expected)
+
+
+@pytest.mark.usefixtures("_no_reference")
 def test_trees_of_sampled_requests_are_those_of_the_reference() -> None:
     """Requests with noise, top-k, top-p, and a greedy one share a batch; then requests whose noise is hidden."""
     limits = [TreeLimits(9, 3), TreeLimits(20, 3), TreeLimits(5, 5), TreeLimits(6, 2)]

@@ -1,5 +1,6 @@
 """The verifier's engine gives the same verdicts on the gpu and torch executors, and copies few numbers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,10 +9,14 @@ import torch
 from specinfer.request.sampling import GREEDY, Sampling
 from specinfer.request.statuses import EntryStatus
 from specinfer.request.verdict import Verdict
+from specinfer.text.constraints.compiler import Compiler, compiler_of
+from specinfer.text.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
+from tests.support.oracle import chain
+from tests.support.system import ascii_tokenizer
 from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.gpu.passes import DEVICE
 
@@ -20,10 +25,11 @@ PROMPTS = ([5, 17, 2, 80, 33], [4, 61, 7], [9, 8, 7, 6])
 SAMPLINGS = (GREEDY, Sampling(temperature=0.5, seed=3), Sampling(temperature=1.5, seed=4))
 
 
-def engine(executor: str) -> VerifierEngine:
+def engine(executor: str, compiler: Compiler | None = None) -> VerifierEngine:
     model = tiny_transformers("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
     device = DEVICE if executor == "gpu" else "cpu"
-    return VerifierEngine(runner_of(model, executor=executor, device=device, kv_tokens=512))
+    runner = runner_of(model, executor=executor, device=device, kv_tokens=512)
+    return VerifierEngine(runner, compiler=compiler)
 
 
 def drawn_tree(root: int, tokens: list[int]) -> TokenTree:
@@ -104,6 +110,44 @@ def test_logprobs_and_top_k_are_those_of_the_torch_executor() -> None:
             assert row.chosen == pytest.approx(other.chosen, rel=1e-4)
             assert [token for token, _ in row.top] == [token for token, _ in other.top]
             assert [value for _, value in row.top] == pytest.approx([p for _, p in other.top], rel=1e-4)
+
+
+PENALTIES: dict[str, Any] = {
+    "logit_bias": ((7, 1.5), (94, -50.0)),
+    "presence_penalty": 0.7,
+    "frequency_penalty": 0.4,
+    "repetition_penalty": 1.3,
+}
+LETTERS = Constraint(ConstraintKind.REGEX, "[a-f]{4}")
+
+
+def decoded(
+    executor: str, sampling: Sampling, constraint: Constraint | None, known: Sequence[int] = ()
+) -> list[int]:
+    """Return four tokens after a prompt; trees are chains of the next `known` tokens."""
+    verifier = engine(executor, compiler_of(ascii_tokenizer(), V, (2,)))
+    prompt, tokens, cached = PROMPTS[0], list[int](), 0
+    while len(tokens) < 4:
+        context = [*prompt, *tokens]
+        tree = chain(context[-1], known[len(tokens) : len(tokens) + 3])
+        new = {"prompt_len": len(prompt), "constraint": constraint} if not cached else {}
+        (outcome,) = verifier.verify([VerifyJob("r", cached, context[cached:], tree, sampling, **new)])
+        if outcome.status is not EntryStatus.EXHAUSTED:  # its mask is being computed
+            assert outcome.status is EntryStatus.OK
+            tokens += [*(int(tree.token_ids[node]) for node in outcome.accepted), outcome.bonus]
+            cached = outcome.cached_len
+    return tokens[:4]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize(("adjusted", "constraint"), [(PENALTIES, None), ({}, LETTERS)])
+def test_penalties_biases_and_constraints_are_those_of_the_torch_executor(
+    temperature: float, adjusted: dict[str, Any], constraint: Constraint | None
+) -> None:
+    sampling = Sampling(temperature=temperature, seed=7, **adjusted)
+    expected = decoded("torch", sampling, constraint)
+    assert expected != decoded("torch", Sampling(temperature=temperature, seed=7), None)
+    assert decoded("gpu", sampling, constraint, expected) == expected
 
 
 def test_an_error_in_choosing_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:

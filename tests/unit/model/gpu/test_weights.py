@@ -89,8 +89,8 @@ def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "weights = 'q8_0': needs the native executor" in refused(executor="gpu", weights="q8_0")
     assert "weights = 'fp8': needs the gpu executor" in refused(weights="fp8")
     RunnerOptions(executor="gpu", weights="fp8")
-    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(SettingError, match="weights = 'int8':"):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(SettingError, match="executor = 'gpu': weights = 'int8': torchao is not installed"):
         runner_of(tiny_transformers("llama", **SHAPE), executor="gpu", device=DEVICE, weights="int8")
 
 
