@@ -66,9 +66,17 @@ def random_runner(
     shape: ModelShape, context: GpuContext, room: int, executor: str = "gpu"
 ) -> tuple[ModelRunner, RandomWeights]:
     """Return a runner with random weights and a cache of `room` tokens, and the weights."""
+    config, dtype, device = llama_config(shape), context.scale.dtype, context.device
+    weights = RandomWeights(config, torch_dtype(dtype), device)
+    options = RunnerOptions(dtype=dtype, device=device, executor=executor, kv_tokens=room)
+    return ModelRunner.build(from_transformers(config), weights, options), weights
+
+
+def llama_config(shape: ModelShape) -> Any:
+    """Return the configuration of a Llama model in the form of transformers."""
     from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -80,10 +88,6 @@ def random_runner(
         tie_word_embeddings=False,
         architectures=["LlamaForCausalLM"],
     )
-    dtype, device = context.scale.dtype, context.device
-    weights = RandomWeights(config, torch_dtype(dtype), device)
-    options = RunnerOptions(dtype=dtype, device=device, executor=executor, kv_tokens=room)
-    return ModelRunner.build(from_transformers(config), weights, options), weights
 
 
 def passes(context: GpuContext) -> Iterator[str]:

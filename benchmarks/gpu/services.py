@@ -1,0 +1,241 @@
+"""Run `specinfer up` and `specinfer serve` on the device, with clients over gRPC and HTTP.
+
+In float32 every answer must have the tokens of plain decoding. In 16 bits, rounding depends on a pass's size and may
+change close choices, so the share of equal answers is only reported.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.gpu.models import Pair, written_pair
+from benchmarks.gpu.run import GpuContext, ServedShape, WrongTextError
+from benchmarks.step.ledger import PHASES, gateway_counters, used
+from benchmarks.tables import head, line
+from specinfer.cli.local.options import LocalOptions
+from specinfer.cli.local.processes import Child, free_ports
+from specinfer.cli.local.system import SERVICE_ENVIRONMENT, LocalSystem
+from specinfer.client import Answer, AsyncClient
+from specinfer.errors import UnavailableError
+from specinfer.openai_api.server import ApiServer
+from specinfer.request.answer import Piece, add_up
+from specinfer.system.running import running_servers
+
+_EXACT = "float32"
+_MODES = {"plain": "off", "sequence": "sequence", "trees": "always"}
+"""Values of `speculation` by mode; `always` is a tree in every step, even where it gains nothing."""
+
+
+class Served(NamedTuple):
+    """A running system."""
+
+    address: str
+    """gRPC address."""
+    url: str
+    ports: Mapping[str, int]
+    """Ports of the metrics of verifier and gateway."""
+
+
+def up(context: GpuContext) -> Iterator[str]:
+    """Yield checks and speeds of separate services: a resident draft, and the same one in a service."""
+    served = context.scale.served[0]
+    with written_pair(served, context) as pair, _up(pair, served, context) as (system, one):
+        with asyncio.Runner() as loop:
+            yield from _texts(one, served, loop)
+            yield from _resumed(system, one, served, loop)
+            yield from _speeds(one, served, loop)
+
+
+def serve(context: GpuContext) -> Iterator[str]:
+    """Yield texts and speeds of the server in one process, with a resident draft."""
+    served = context.scale.served[1]
+    with written_pair(served, context) as pair, _serve(pair, served, context) as one, asyncio.Runner() as loop:
+        yield from _texts(one, served, loop)
+        yield from _speeds(one, served, loop)
+
+
+@contextmanager
+def _up(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[tuple[LocalSystem, Served]]:
+    verifier, gateway, http = free_ports(3)
+    options = LocalOptions(
+        model=str(pair.target),
+        dtype=served.dtype,
+        device=context.device,
+        draft=str(pair.draft),
+        speculators={"ssm": {"drafter": "ssm", "model": str(pair.draft)}},
+        verifier={"executor": _executor(context), "metrics-port": str(verifier)},
+        gateway={"max-batch": str(max(served.streams)), "metrics-port": str(gateway)},
+        http=f"127.0.0.1:{http}",
+    )
+    with LocalSystem(options) as system:
+        yield (
+            system,
+            Served(system.address, f"http://127.0.0.1:{http}", {"verifier": verifier, "gateway": gateway}),
+        )
+
+
+@contextmanager
+def _serve(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[Served]:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "specinfer.cli", "serve", str(pair.target), "--draft", str(pair.draft)]
+    command += ["--listen", f"127.0.0.1:{port}", "--dtype", served.dtype, "--device", context.device]
+    command += ["--max-batch", str(max(served.streams))]
+    with tempfile.TemporaryDirectory(dir=context.folder) as folder:
+        environment = {"SPECINFER_VERIFIER_EXECUTOR": _executor(context), **SERVICE_ENVIRONMENT}
+        child = Child("serve", command, Path(folder) / "log", environment)
+        try:
+            yield Served(
+                _announced(child, context), f"http://127.0.0.1:{port}", {"verifier": port, "gateway": port}
+            )
+        finally:
+            child.terminate()
+            child.join(timeout_s=10)
+
+
+def _announced(child: Child, context: GpuContext) -> str:
+    """Wait until a server is ready; return its gRPC address."""
+    while context.left > 0:
+        child.check()
+        for server in running_servers():
+            if server.pid == child.pid:
+                return server.address
+        time.sleep(0.1)
+    raise UnavailableError(f"serve is not ready: {child.last_line()}")
+
+
+def _executor(context: GpuContext) -> str:
+    return "auto" if context.device == "cuda" else "gpu"
+
+
+def _prompts(served: ServedShape, count: int) -> list[list[int]]:
+    rng = np.random.default_rng(count)
+    return [rng.integers(1, served.shape.vocabulary, served.prompt).tolist() for _ in range(count)]
+
+
+async def _answer(client: AsyncClient, prompt: Sequence[int], new_tokens: int, mode: str) -> Answer:
+    return await client.generate(
+        prompt, max_new_tokens=new_tokens, temperature=0, ignore_eos=True, speculation=mode
+    )
+
+
+async def _answers(
+    address: str, prompts: Sequence[Sequence[int]], new_tokens: int, mode: str
+) -> list[Answer]:
+    async with AsyncClient(address) as client:
+        return await asyncio.gather(*(_answer(client, prompt, new_tokens, mode) for prompt in prompts))
+
+
+def _over_http(url: str, prompts: Sequence[Sequence[int]], new_tokens: int, mode: str) -> list[str]:
+    api = ApiServer.at(url)
+    fields = {"model": api.model()[0], "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+
+    def text(prompt: Sequence[int]) -> str:
+        body: dict[str, Any] = {**fields, "prompt": list(prompt), "speculation": mode}
+        return str(api.get_json("completions", body)["choices"][0]["text"])
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(text, prompts))
+
+
+def _texts(one: Served, served: ServedShape, loop: asyncio.Runner) -> Iterator[str]:
+    """Yield the number of answers of each mode and door that equal plain decoding."""
+    prompts, plain = _prompts(served, served.checked), list[Answer]()
+    yield from head(["equal over gRPC", "equal over HTTP", "tokens a step", "accepted by speculator"], "mode")
+    different = 0
+    for name, mode in _MODES.items():
+        answers = loop.run(_answers(one.address, prompts, served.new_tokens, mode))
+        plain = plain or answers
+        texts = _over_http(one.url, prompts, served.new_tokens, mode)
+        same = [a.token_ids == b.token_ids for a, b in zip(answers, plain, strict=True)]
+        same_texts = [text == answer.text for text, answer in zip(texts, plain, strict=True)]
+        stats = add_up([answer.stats for answer in answers])
+        shares = ", ".join(f"{row.name} {row.accepted} of {row.drafted}" for row in stats.speculators)
+        cells = [f"{sum(equal)} of {len(prompts)}" for equal in (same, same_texts)]
+        yield line(name, [*cells, f"{stats.acceptance_length:.2f}", shares])
+        different += 2 * len(prompts) - sum(same) - sum(same_texts)
+    yield ""
+    if different and served.dtype == _EXACT:
+        raise WrongTextError(f"{different} answers differ from plain decoding")
+
+
+def _resumed(system: LocalSystem, one: Served, served: ServedShape, loop: asyncio.Runner) -> Iterator[str]:
+    """Drop a stream, then kill the verifier during another; both must end with the tokens of plain decoding."""
+    (prompt,) = _prompts(served, 1)
+    (plain,) = loop.run(_answers(one.address, [prompt], served.new_tokens, "off"))
+
+    def restart() -> None:
+        system.children["verifier"].kill()
+        system._launch("verifier")
+
+    for name, fault in (("stream dropped", None), ("verifier killed", restart)):
+        started = time.monotonic()
+        tokens = loop.run(_interrupted(one.address, prompt, served.new_tokens, fault))
+        if tokens != list(plain.token_ids):
+            raise WrongTextError(f"{name}: the resumed answer differs from plain decoding")
+        yield f"{name}: resumed, equal, after {time.monotonic() - started:.1f} s."
+    yield ""
+
+
+async def _interrupted(address: str, prompt: Sequence[int], new_tokens: int, fault: Any) -> list[int]:
+    """Return an answer's tokens; `fault` is called after its first piece, or its stream is dropped."""
+    async with AsyncClient(address) as client:
+        stream = client.stream(
+            prompt, max_new_tokens=new_tokens, temperature=0, ignore_eos=True, speculation="always"
+        )
+        tokens = list[int]()
+        async for item in stream:
+            tokens += item.token_ids if isinstance(item, Piece) else []
+            if fault is None and tokens:
+                break
+            if tokens and len(tokens) < new_tokens:
+                fault()
+                fault = _nothing
+        if fault is None:
+            async for item in client.attach(stream.request_id, len(tokens)):
+                tokens += item.token_ids if isinstance(item, Piece) else []
+    return tokens
+
+
+def _nothing() -> None: ...
+
+
+def _speeds(one: Served, served: ServedShape, loop: asyncio.Runner) -> Iterator[str]:
+    """Yield tokens per second and costs of a step, by streams and mode; prompts were read before."""
+    columns = ["tokens/s", "over plain", "HTTP, tokens/s", "tokens a step", "ms a step", *PHASES]
+    yield from head([*columns, "verifier's messages a token", "drafts a token", "equal"], "streams, mode")
+    for streams in served.streams:
+        prompts, rates, plain = _prompts(served, streams), dict[str, float](), list[Answer]()
+        loop.run(_answers(one.address, prompts, 1, "off"))
+        for name, mode in (("plain", "off"), ("trees", "tree")):
+            counted, answers = loop.run(_counted(one, prompts, served.new_tokens, mode))
+            started = time.perf_counter()
+            _over_http(one.url, prompts, served.new_tokens, mode)
+            over_http = streams * served.new_tokens / (time.perf_counter() - started)
+            plain, steps, tokens = plain or answers, counted["steps"], counted["tokens"]
+            rates[name] = tokens / counted["wall"]
+            cells = [f"{rates[name]:.0f}", f"{rates[name] / rates['plain']:.2f}x", f"{over_http:.0f}"]
+            cells += [f"{tokens / steps / streams:.2f}", f"{1000 * counted['wall'] / steps:.2f}"]
+            cells += [f"{1000 * counted[f'phase.{phase}'] / steps:.2f}" for phase in PHASES]
+            messages = [counted.get(f"messages.{peer}", 0.0) for peer in ("verifier", "speculators")]
+            cells += [f"{count / tokens:.3f}" for count in messages]
+            same = sum(a.token_ids == b.token_ids for a, b in zip(answers, plain, strict=True))
+            yield line(f"{streams}, {name}", [*cells, f"{same} of {streams}"])
+
+
+async def _counted(
+    one: Served, prompts: Sequence[Sequence[int]], new_tokens: int, mode: str
+) -> tuple[dict[str, float], list[Answer]]:
+    """Return the counters' increase during the answers, and the answers."""
+    async with AsyncClient(one.address) as client:
+        before = await gateway_counters(client, one.ports)
+        answers = await asyncio.gather(*(_answer(client, prompt, new_tokens, mode) for prompt in prompts))
+        return used(before, await gateway_counters(client, one.ports)), answers
