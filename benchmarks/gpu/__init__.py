@@ -5,8 +5,8 @@
     python -m benchmarks.gpu --tiny --out PATH   the same code in Triton's interpreter; figures mean nothing
 
 A part is a generator of Markdown lines and one line of `PARTS`; it runs in its own process and cannot spoil others.
-Kernels and passes need torch, triton, transformers and annotated-types. A part that needs more, as services and tests
-do, is left out by the name of the missing package. A machine without a network gets wheels (24 MB) with the tree:
+Kernels need torch, triton, transformers and annotated-types. A part that needs more (passes, services, tests) is left
+out by the name of the missing package. A machine without a network gets wheels (24 MB) with the tree:
 
     pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_31_x86_64 \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux2014_x86_64 \

@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     timer, scale = GpuTimer() if found else HostTimer(), TINY if options.tiny else FULL
     roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM
     with tempfile.TemporaryDirectory(dir=_MEMORY if roomy else None) as folder:
-        context = GpuContext(device, timer, scale, options.seconds, Path(folder))
+        executor = "auto" if found else "gpu"
+        context = GpuContext(device, timer, scale, options.seconds, executor, Path(folder))
         return run(context, parts, opening, options.out or RESULTS / "gpu")
 
 

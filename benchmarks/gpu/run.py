@@ -119,7 +119,7 @@ FULL = Scale(
         ServedShape(_1B, "float32", 2, 256, 128, 16, (1, 8, 32)),
         ServedShape(_7B, "bfloat16", 2, 256, 128, 16, (1, 8, 32)),
     ),
-    tests=("tests/gpu", "tests/unit/model/gpu"),
+    tests=("tests/gpu", "tests/unit/model/gpu", "--ignore=tests/gpu/test_services.py"),
 )
 _TINY = ModelShape("tiny", 32, 48, 2, HeadShape(2, 1, 16), 300)
 TINY = Scale(
@@ -134,8 +134,8 @@ TINY = Scale(
     batches=(1, 2),
     steps=1,
     served=(
-        ServedShape(_TINY, "float32", 1, 8, 12, 2, (1, 2)),
-        ServedShape(_TINY, "float32", 1, 8, 12, 2, (1,)),
+        ServedShape(_TINY, "float32", 1, 8, 8, 2, (1, 2)),
+        ServedShape(_TINY, "float32", 1, 8, 8, 2, (1,)),
     ),
     tests=("tests/unit/model/gpu/test_description.py",),
 )
@@ -150,6 +150,8 @@ class GpuContext:
     scale: Scale
     seconds: float
     """Time limit from now on."""
+    executor: str = "auto"
+    """The services' executor."""
     folder: Path | None = None
     """Folder for models; None: the system's for temporary files."""
     bandwidth: float = math.nan
@@ -192,15 +194,15 @@ class Part(NamedTuple):
     place: str
     """`module:function`: a generator of Markdown lines; the function's name is the part's name."""
     seconds: float
-    """Time limit."""
+    """Time limit, except of tests of this benchmark."""
 
     @property
     def name(self) -> str:
         return self.place.partition(":")[2]
 
-    def lines(self, context: GpuContext) -> Iterator[str | GpuContext]:
-        """Yield the part's lines, then the context with what was measured."""
-        context.limit(self.seconds)
+    def lines(self, context: GpuContext, seconds: float) -> Iterator[str | GpuContext]:
+        """Yield the part's lines within `seconds`, then the context with what was measured."""
+        context.limit(seconds)
         module, name = self.place.split(":")
         with torch.inference_mode():
             yield from getattr(import_module(module), name)(context)
@@ -233,31 +235,33 @@ def run(context: GpuContext, parts: Sequence[Part], opening: str, out: Path) -> 
     Returns 1 if a kernel or a text is wrong. Nothing is timed after a wrong kernel.
     """
     lines = ["# A GPU: tests, services, kernels, passes and steps", "", opening, ""]
-    if context.scale is TINY:
+    if is_test := context.scale is TINY:
         lines += ["**A test of this benchmark. Its figures mean nothing.**", ""]
     code = 0
+
+    def add(*more: str) -> None:
+        lines.extend(more)
+        print(f"{context.left:6.0f} s left  {' '.join(more)}", file=sys.stderr, flush=True)
+        write(out, "\n".join([*lines, ""]))
+
     for part in parts:
-        lines += [f"## {part.heading}", ""]
-        started, limit = time.monotonic(), min(part.seconds, context.left)
+        add(f"## {part.heading}", "")
+        started, limit = time.monotonic(), context.left if is_test else min(part.seconds, context.left)
         try:
-            for item in in_child(partial(part.lines, context), limit + _GRACE_S) if limit > 0 else [_LATE]:
-                if isinstance(item, GpuContext):
+            for item in (
+                in_child(partial(part.lines, context, limit), limit + _GRACE_S) if limit > 0 else [_LATE]
+            ):
+                if isinstance(item, str):
+                    add(item)
+                else:
                     context.bandwidth, context.passes = item.bandwidth, item.passes
-                    continue
-                lines.append(item)
-                print(f"{context.left:6.0f} s left  {item}", file=sys.stderr, flush=True)
-                write(out, "\n".join([*lines, ""]))
-        except (WrongKernelError, WrongTextError) as error:
-            stops = isinstance(error, WrongKernelError)
-            lines.append(f"**{error}{': nothing was timed' if stops else ''}.**")
+        except WrongKernelError as error:
+            add(f"**{error}: nothing was timed.**", "")
+            return 1
+        except WrongTextError as error:
+            add(f"**{error}.**")
             code = 1
-        except Exception as error:  # the other parts are still measured
-            stops = False
-            lines.append(f"Left out: {type(error).__name__}: {error}")
-        else:
-            stops = False
-        lines += ["", f"{time.monotonic() - started:.0f} s.", ""]
-        write(out, "\n".join(lines))
-        if stops:
-            break
+        except Exception as error:  # noqa: BLE001  # its process logged it; the other parts are still measured
+            add(f"Left out: {type(error).__name__}: {error}")
+        add("", f"{time.monotonic() - started:.0f} s.", "")
     return code

@@ -1,11 +1,11 @@
 """Run `specinfer up` and `specinfer serve` on the device, with clients over gRPC and HTTP.
 
 In float32 every answer must have the tokens of plain decoding. In 16 bits, rounding depends on a pass's size and may
-change close choices, so the share of equal answers is only reported.
+change close choices, so equal answers are only counted. `up` drafts in every step (--no-adaptive), `serve` where the
+planner expects a gain.
 """
 
 import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -31,6 +31,8 @@ from specinfer.request.answer import Piece, add_up
 from specinfer.system.running import running_servers
 
 _EXACT = "float32"
+_PATIENCE_S = 120
+"""Seconds that requests wait for the killed verifier, which loads and captures again."""
 _MODES = {"plain": "off", "sequence": "sequence", "trees": "always"}
 """Values of `speculation` by mode; `always` is a tree in every step, even where it gains nothing."""
 
@@ -48,17 +50,24 @@ class Served(NamedTuple):
 def up(context: GpuContext) -> Iterator[str]:
     """Yield checks and speeds of separate services: a resident draft, and the same one in a service."""
     served = context.scale.served[0]
-    with written_pair(served, context) as pair, _up(pair, served, context) as (system, one):
-        with asyncio.Runner() as loop:
-            yield from _texts(one, served, loop)
-            yield from _resumed(system, one, served, loop)
-            yield from _speeds(one, served, loop)
+    with (
+        written_pair(served, context) as pair,
+        _up(pair, served, context) as (system, one),
+        asyncio.Runner() as loop,
+    ):
+        yield from _texts(one, served, loop)
+        yield from _resumed(system, one, served, loop)
+        yield from _speeds(one, served, loop)
 
 
 def serve(context: GpuContext) -> Iterator[str]:
     """Yield texts and speeds of the server in one process, with a resident draft."""
     served = context.scale.served[1]
-    with written_pair(served, context) as pair, _serve(pair, served, context) as one, asyncio.Runner() as loop:
+    with (
+        written_pair(served, context) as pair,
+        _serve(pair, served, context) as one,
+        asyncio.Runner() as loop,
+    ):
         yield from _texts(one, served, loop)
         yield from _speeds(one, served, loop)
 
@@ -72,8 +81,13 @@ def _up(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[tuple[
         device=context.device,
         draft=str(pair.draft),
         speculators={"ssm": {"drafter": "ssm", "model": str(pair.draft)}},
-        verifier={"executor": _executor(context), "metrics-port": str(verifier)},
-        gateway={"max-batch": str(max(served.streams)), "metrics-port": str(gateway)},
+        verifier={"executor": context.executor, "metrics-port": str(verifier)},
+        gateway={
+            "adaptive": "false",
+            "verifier-patience-seconds": str(_PATIENCE_S),
+            "max-batch": str(max(served.streams)),
+            "metrics-port": str(gateway),
+        },
         http=f"127.0.0.1:{http}",
     )
     with LocalSystem(options) as system:
@@ -90,7 +104,7 @@ def _serve(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[Ser
     command += ["--listen", f"127.0.0.1:{port}", "--dtype", served.dtype, "--device", context.device]
     command += ["--max-batch", str(max(served.streams))]
     with tempfile.TemporaryDirectory(dir=context.folder) as folder:
-        environment = {"SPECINFER_VERIFIER_EXECUTOR": _executor(context), **SERVICE_ENVIRONMENT}
+        environment = {"SPECINFER_VERIFIER_EXECUTOR": context.executor, **SERVICE_ENVIRONMENT}
         child = Child("serve", command, Path(folder) / "log", environment)
         try:
             yield Served(
@@ -112,8 +126,11 @@ def _announced(child: Child, context: GpuContext) -> str:
     raise UnavailableError(f"serve is not ready: {child.last_line()}")
 
 
-def _executor(context: GpuContext) -> str:
-    return "auto" if context.device == "cuda" else "gpu"
+async def _described(address: str) -> str:
+    async with AsyncClient(address) as client:
+        status = await client.status()
+    names = ", ".join(f"{speculator.name} ({speculator.service})" for speculator in status.speculators)
+    return f"Executor {status.executor} on {status.device}, {status.dtype}; speculators: {names}."
 
 
 def _prompts(served: ServedShape, count: int) -> list[list[int]]:
@@ -149,6 +166,7 @@ def _over_http(url: str, prompts: Sequence[Sequence[int]], new_tokens: int, mode
 def _texts(one: Served, served: ServedShape, loop: asyncio.Runner) -> Iterator[str]:
     """Yield the number of answers of each mode and door that equal plain decoding."""
     prompts, plain = _prompts(served, served.checked), list[Answer]()
+    yield from (loop.run(_described(one.address)), "")
     yield from head(["equal over gRPC", "equal over HTTP", "tokens a step", "accepted by speculator"], "mode")
     different = 0
     for name, mode in _MODES.items():
