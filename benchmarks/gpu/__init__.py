@@ -1,4 +1,4 @@
-"""`make bench-gpu`: tests, services, kernels, passes and steps on a GPU, within eight minutes.
+"""`make bench-gpu`: tests, services, kernels and passes on a GPU, within eight minutes.
 
     python -m benchmarks.gpu                     everything, into benchmarks/results/gpu.md
     python -m benchmarks.gpu --only up serve     these parts (`--skip` leaves parts out)

@@ -1,6 +1,7 @@
-"""Run each part of the benchmark in a process of its own: a crash or a time-out loses only that part.
+"""Run each part of the benchmark in a process of its own.
 
-Processes are forked before any of them uses the GPU, so that torch is imported once.
+A crash or a time-out loses only that part. Processes are forked before any of them uses the GPU, so that torch is
+imported once.
 """
 
 import logging

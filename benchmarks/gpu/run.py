@@ -187,7 +187,7 @@ class WrongTextError(RuntimeError):
     """An answer of the services differs from plain decoding."""
 
 
-class Part(NamedTuple):
+class GpuPart(NamedTuple):
     """A part of the benchmark, which runs in its own process."""
 
     heading: str
@@ -210,26 +210,25 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("Tests", "benchmarks.gpu.suite:tests", 100),
-    Part("Kernels against float64", "benchmarks.gpu.kernels:check", 60),
-    Part("`specinfer up`, Llama 1B in float32", "benchmarks.gpu.services:up", 120),
-    Part("`specinfer serve`, Llama 7B in bfloat16", "benchmarks.gpu.services:serve", 120),
-    Part("Copy bandwidth", "benchmarks.gpu.kernels:bandwidth", 30),
-    Part("Verify passes (aim: 1.25x of reading at 1 to 16 nodes)", "benchmarks.gpu.engine:passes", 120),
-    Part(
+    GpuPart("Tests", "benchmarks.gpu.suite:tests", 100),
+    GpuPart("Kernels against float64", "benchmarks.gpu.kernels:check", 60),
+    GpuPart("`specinfer up`, Llama 1B in float32", "benchmarks.gpu.services:up", 120),
+    GpuPart("`specinfer serve`, Llama 7B in bfloat16", "benchmarks.gpu.services:serve", 120),
+    GpuPart("Copy bandwidth", "benchmarks.gpu.kernels:bandwidth", 30),
+    GpuPart("Verify passes (aim: 1.25x of reading at 1 to 16 nodes)", "benchmarks.gpu.engine:passes", 120),
+    GpuPart(
         "Tree attention, one layer (aim: 0.9 of the bound at batch 8, 1.1x of the best library)",
         "benchmarks.gpu.kernels:attention",
         90,
     ),
-    Part("Steps of the verifier's engine", "benchmarks.gpu.engine:steps", 60),
-    Part("The same passes by the torch executor", "benchmarks.gpu.engine:executors", 60),
+    GpuPart("Steps of the verifier's engine", "benchmarks.gpu.engine:steps", 60),
 )
 """All parts, the most important first: time may exclude the last ones."""
 _GRACE_S = 10.0
 """Seconds after a part's time limit until its process is killed."""
 
 
-def run(context: GpuContext, parts: Sequence[Part], opening: str, out: Path) -> int:
+def run(context: GpuContext, parts: Sequence[GpuPart], opening: str, out: Path) -> int:
     """Run parts and write their page after every line.
 
     Returns 1 if a kernel or a text is wrong. Nothing is timed after a wrong kernel.

@@ -9,7 +9,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,9 +32,10 @@ from specinfer.system.running import running_servers
 
 _EXACT = "float32"
 _PATIENCE_S = 120
-"""Seconds that requests wait for the killed verifier, which loads and captures again."""
+"""Seconds that requests wait for the killed verifier."""
+_GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 _MODES = {"plain": "off", "sequence": "sequence", "trees": "always"}
-"""Values of `speculation` by mode; `always` is a tree in every step, even where it gains nothing."""
+"""Values of `speculation` by mode; `always` drafts a tree in every step."""
 
 
 class Served(NamedTuple):
@@ -48,7 +49,7 @@ class Served(NamedTuple):
 
 
 def up(context: GpuContext) -> Iterator[str]:
-    """Yield checks and speeds of separate services: a resident draft, and the same one in a service."""
+    """Yield checks and speeds of services with a draft in the verifier and in a service."""
     served = context.scale.served[0]
     with (
         written_pair(served, context) as pair,
@@ -80,7 +81,7 @@ def _up(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[tuple[
         dtype=served.dtype,
         device=context.device,
         draft=str(pair.draft),
-        speculators={"ssm": {"drafter": "ssm", "model": str(pair.draft)}},
+        speculators={"remote-ssm": {"drafter": "ssm", "model": str(pair.draft)}},
         verifier={"executor": context.executor, "metrics-port": str(verifier)},
         gateway={
             "adaptive": "false",
@@ -90,11 +91,9 @@ def _up(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[tuple[
         },
         http=f"127.0.0.1:{http}",
     )
+    ports = {"verifier": verifier, "gateway": gateway}
     with LocalSystem(options) as system:
-        yield (
-            system,
-            Served(system.address, f"http://127.0.0.1:{http}", {"verifier": verifier, "gateway": gateway}),
-        )
+        yield system, Served(system.address, f"http://127.0.0.1:{http}", ports)
 
 
 @contextmanager
@@ -106,10 +105,9 @@ def _serve(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[Ser
     with tempfile.TemporaryDirectory(dir=context.folder) as folder:
         environment = {"SPECINFER_VERIFIER_EXECUTOR": context.executor, **SERVICE_ENVIRONMENT}
         child = Child("serve", command, Path(folder) / "log", environment)
+        ports = {"verifier": port, "gateway": port}
         try:
-            yield Served(
-                _announced(child, context), f"http://127.0.0.1:{port}", {"verifier": port, "gateway": port}
-            )
+            yield Served(_announced(child, context), f"http://127.0.0.1:{port}", ports)
         finally:
             child.terminate()
             child.join(timeout_s=10)
@@ -126,117 +124,103 @@ def _announced(child: Child, context: GpuContext) -> str:
     raise UnavailableError(f"serve is not ready: {child.last_line()}")
 
 
-async def _described(address: str) -> str:
-    async with AsyncClient(address) as client:
-        status = await client.status()
-    names = ", ".join(f"{speculator.name} ({speculator.service})" for speculator in status.speculators)
-    return f"Executor {status.executor} on {status.device}, {status.dtype}; speculators: {names}."
-
-
 def _prompts(served: ServedShape, count: int) -> list[list[int]]:
     rng = np.random.default_rng(count)
     return [rng.integers(1, served.shape.vocabulary, served.prompt).tolist() for _ in range(count)]
 
 
-async def _answer(client: AsyncClient, prompt: Sequence[int], new_tokens: int, mode: str) -> Answer:
-    return await client.generate(
-        prompt, max_new_tokens=new_tokens, temperature=0, ignore_eos=True, speculation=mode
-    )
+async def _described(one: Served) -> str:
+    async with AsyncClient(one.address) as client:
+        status = await client.status()
+    names = ", ".join(f"{speculator.name} ({speculator.service})" for speculator in status.speculators)
+    return f"Executor {status.executor} on {status.device}, {status.dtype}; speculators: {names}."
 
 
 async def _answers(
-    address: str, prompts: Sequence[Sequence[int]], new_tokens: int, mode: str
-) -> list[Answer]:
-    async with AsyncClient(address) as client:
-        return await asyncio.gather(*(_answer(client, prompt, new_tokens, mode) for prompt in prompts))
+    one: Served, prompts: Sequence[Sequence[int]], new_tokens: int, mode: str
+) -> tuple[list[Answer], dict[str, float]]:
+    """Return answers over gRPC, and the increase of the counters."""
+    async with AsyncClient(one.address) as client:
+        before = await gateway_counters(client, one.ports)
+        common = {"max_new_tokens": new_tokens, "speculation": mode, **_GREEDY}
+        answers = await asyncio.gather(*(client.generate(prompt, **common) for prompt in prompts))
+        return answers, used(before, await gateway_counters(client, one.ports))
 
 
-def _over_http(url: str, prompts: Sequence[Sequence[int]], new_tokens: int, mode: str) -> list[str]:
-    api = ApiServer.at(url)
-    fields = {"model": api.model()[0], "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
-
-    def text(prompt: Sequence[int]) -> str:
-        body: dict[str, Any] = {**fields, "prompt": list(prompt), "speculation": mode}
-        return str(api.get_json("completions", body)["choices"][0]["text"])
-
+def _over_http(one: Served, prompts: Sequence[Sequence[int]], new_tokens: int, mode: str) -> list[str]:
+    api = ApiServer.at(one.url)
+    fields = {"model": api.model()[0], "max_tokens": new_tokens, "speculation": mode, **_GREEDY}
     with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(text, prompts))
+        replies = pool.map(lambda prompt: api.get_json("completions", {**fields, "prompt": prompt}), prompts)
+        return [str(reply["choices"][0]["text"]) for reply in replies]
 
 
 def _texts(one: Served, served: ServedShape, loop: asyncio.Runner) -> Iterator[str]:
-    """Yield the number of answers of each mode and door that equal plain decoding."""
-    prompts, plain = _prompts(served, served.checked), list[Answer]()
-    yield from (loop.run(_described(one.address)), "")
+    """Yield the number of answers that equal plain decoding, by mode."""
+    prompts, plain, different = _prompts(served, served.checked), list[Answer](), 0
+    yield from (loop.run(_described(one)), "")
     yield from head(["equal over gRPC", "equal over HTTP", "tokens a step", "accepted by speculator"], "mode")
-    different = 0
     for name, mode in _MODES.items():
-        answers = loop.run(_answers(one.address, prompts, served.new_tokens, mode))
+        answers, _ = loop.run(_answers(one, prompts, served.new_tokens, mode))
         plain = plain or answers
-        texts = _over_http(one.url, prompts, served.new_tokens, mode)
-        same = [a.token_ids == b.token_ids for a, b in zip(answers, plain, strict=True)]
-        same_texts = [text == answer.text for text, answer in zip(texts, plain, strict=True)]
+        texts = _over_http(one, prompts, served.new_tokens, mode)
+        same = sum(a.token_ids == b.token_ids for a, b in zip(answers, plain, strict=True))
+        same_texts = sum(text == answer.text for text, answer in zip(texts, plain, strict=True))
         stats = add_up([answer.stats for answer in answers])
         shares = ", ".join(f"{row.name} {row.accepted} of {row.drafted}" for row in stats.speculators)
-        cells = [f"{sum(equal)} of {len(prompts)}" for equal in (same, same_texts)]
+        cells = [f"{equal} of {len(prompts)}" for equal in (same, same_texts)]
         yield line(name, [*cells, f"{stats.acceptance_length:.2f}", shares])
-        different += 2 * len(prompts) - sum(same) - sum(same_texts)
+        different += 2 * len(prompts) - same - same_texts
     yield ""
     if different and served.dtype == _EXACT:
         raise WrongTextError(f"{different} answers differ from plain decoding")
 
 
 def _resumed(system: LocalSystem, one: Served, served: ServedShape, loop: asyncio.Runner) -> Iterator[str]:
-    """Drop a stream, then kill the verifier during another; both must end with the tokens of plain decoding."""
+    """Drop the stream of an answer, then also kill the verifier; attach to the answer again."""
     (prompt,) = _prompts(served, 1)
-    (plain,) = loop.run(_answers(one.address, [prompt], served.new_tokens, "off"))
+    ((plain,), _) = loop.run(_answers(one, [prompt], served.new_tokens, "off"))
 
     def restart() -> None:
         system.children["verifier"].kill()
         system._launch("verifier")
 
-    for name, fault in (("stream dropped", None), ("verifier killed", restart)):
+    for name, fault in (("stream dropped", bool), ("verifier killed", restart)):
         started = time.monotonic()
-        tokens = loop.run(_interrupted(one.address, prompt, served.new_tokens, fault))
+        tokens, early = loop.run(_interrupted(one, prompt, served.new_tokens, fault))
         if tokens != list(plain.token_ids):
             raise WrongTextError(f"{name}: the resumed answer differs from plain decoding")
-        yield f"{name}: resumed, equal, after {time.monotonic() - started:.1f} s."
+        seconds = time.monotonic() - started
+        yield f"{name} after {early} of {len(tokens)} tokens: resumed, equal, {seconds:.1f} s."
     yield ""
 
 
-async def _interrupted(address: str, prompt: Sequence[int], new_tokens: int, fault: Any) -> list[int]:
-    """Return an answer's tokens; `fault` is called after its first piece, or its stream is dropped."""
-    async with AsyncClient(address) as client:
-        stream = client.stream(
-            prompt, max_new_tokens=new_tokens, temperature=0, ignore_eos=True, speculation="always"
-        )
+async def _interrupted(
+    one: Served, prompt: Sequence[int], new_tokens: int, fault: Callable[[], object]
+) -> tuple[list[int], int]:
+    """Return an answer's tokens, and the number of those that came before `fault` was called."""
+    async with AsyncClient(one.address) as client:
+        stream = client.stream(prompt, max_new_tokens=new_tokens, speculation="always", **_GREEDY)
         tokens = list[int]()
         async for item in stream:
-            tokens += item.token_ids if isinstance(item, Piece) else []
-            if fault is None and tokens:
+            if tokens := list(item.token_ids) if isinstance(item, Piece) else []:
                 break
-            if tokens and len(tokens) < new_tokens:
-                fault()
-                fault = _nothing
-        if fault is None:
-            async for item in client.attach(stream.request_id, len(tokens)):
-                tokens += item.token_ids if isinstance(item, Piece) else []
-    return tokens
-
-
-def _nothing() -> None: ...
+        fault()
+        rest = await client.attach(stream.request_id, len(tokens)).read()
+    return [*tokens, *rest.token_ids], len(tokens)
 
 
 def _speeds(one: Served, served: ServedShape, loop: asyncio.Runner) -> Iterator[str]:
-    """Yield tokens per second and costs of a step, by streams and mode; prompts were read before."""
+    """Yield tokens per second and costs of a step; prompts were read before."""
     columns = ["tokens/s", "over plain", "HTTP, tokens/s", "tokens a step", "ms a step", *PHASES]
     yield from head([*columns, "verifier's messages a token", "drafts a token", "equal"], "streams, mode")
     for streams in served.streams:
         prompts, rates, plain = _prompts(served, streams), dict[str, float](), list[Answer]()
-        loop.run(_answers(one.address, prompts, 1, "off"))
+        loop.run(_answers(one, prompts, 1, "off"))
         for name, mode in (("plain", "off"), ("trees", "tree")):
-            counted, answers = loop.run(_counted(one, prompts, served.new_tokens, mode))
+            answers, counted = loop.run(_answers(one, prompts, served.new_tokens, mode))
             started = time.perf_counter()
-            _over_http(one.url, prompts, served.new_tokens, mode)
+            _over_http(one, prompts, served.new_tokens, mode)
             over_http = streams * served.new_tokens / (time.perf_counter() - started)
             plain, steps, tokens = plain or answers, counted["steps"], counted["tokens"]
             rates[name] = tokens / counted["wall"]
@@ -247,13 +231,3 @@ def _speeds(one: Served, served: ServedShape, loop: asyncio.Runner) -> Iterator[
             cells += [f"{count / tokens:.3f}" for count in messages]
             same = sum(a.token_ids == b.token_ids for a, b in zip(answers, plain, strict=True))
             yield line(f"{streams}, {name}", [*cells, f"{same} of {streams}"])
-
-
-async def _counted(
-    one: Served, prompts: Sequence[Sequence[int]], new_tokens: int, mode: str
-) -> tuple[dict[str, float], list[Answer]]:
-    """Return the counters' increase during the answers, and the answers."""
-    async with AsyncClient(one.address) as client:
-        before = await gateway_counters(client, one.ports)
-        answers = await asyncio.gather(*(_answer(client, prompt, new_tokens, mode) for prompt in prompts))
-        return used(before, await gateway_counters(client, one.ports)), answers
