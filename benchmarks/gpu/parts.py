@@ -16,14 +16,19 @@ T = TypeVar("T")
 
 
 class PartEndedError(RuntimeError):
-    """A part's process crashed, or was late and was killed."""
+    """A part failed, or its process crashed, or was late and was killed."""
+
+
+class WrongResultError(RuntimeError):
+    """A part found a wrong result."""
 
 
 def in_child(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
-    """Yield the items of a generator that runs in a forked process, and raise its exception.
+    """Yield the items of a generator that runs in a forked process.
 
     Raises:
-        PartEndedError: if the process crashed, or did not end within `seconds`.
+        WrongResultError: as the generator raised it.
+        PartEndedError: if the generator failed otherwise, or the process crashed or did not end within `seconds`.
     """
     forked = multiprocessing.get_context("fork")
     receiver, sender = forked.Pipe(duplex=False)
@@ -53,6 +58,10 @@ def _send(make: Callable[[], Iterator[Any]], sender: Connection) -> None:
     try:
         for item in make():
             sender.send((item, None))
-    except Exception as error:  # the parent raises it, without its traceback
-        log.exception("a part of the benchmark failed")
+    except WrongResultError as error:
         sender.send((None, error))
+    except Exception as error:  # of any library; other parts are still measured
+        log.exception("a part of the benchmark failed")
+        sender.send(
+            (None, PartEndedError(f"{type(error).__name__}: {error}"))
+        )  # not all errors can be pickled

@@ -1,5 +1,6 @@
 """`make bench-gpu` on a machine without a GPU, in Triton's interpreter."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import kernels
+from benchmarks.gpu import kernels, services
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.kernels import LIBRARIES, Workload, check, error_of, exact, least_bytes
 from benchmarks.gpu.parts import PartEndedError, in_child
@@ -29,6 +30,8 @@ from benchmarks.gpu.run import (
 from benchmarks.gpu.services import up
 from benchmarks.gpu.timers import HostTimer
 from benchmarks.synthetic import WARNING
+from specinfer.client import Answer
+from specinfer.errors import SettingError
 from tests.unit.model.gpu.passes import DEVICE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,7 +110,7 @@ def wrong_text(_: GpuContext) -> Iterator[str]:
 
 def broken(_: GpuContext) -> Iterator[str]:
     yield "a line"
-    raise RuntimeError("out of memory")
+    raise SettingError("device", "cuda", "is not here")
 
 
 def crashing(_: GpuContext) -> Iterator[str]:
@@ -141,8 +144,8 @@ def test_a_failed_part_keeps_its_lines_and_the_next_follows(tmp_path: Path) -> N
     parts = {"Broken": "broken", "Crash": "crashing", "Gone": "nowhere", "Bandwidth": "measuring"}
     code, text = page(tmp_path, parts | {"Times": "fine"})
     assert code == 0
-    assert "## Broken\n\na line\nLeft out: RuntimeError: out of memory" in text
-    assert "## Crash\n\na line\nLeft out: PartEndedError: its process ended with code 3" in text
+    assert "## Broken\n\na line\nLeft out: SettingError: device = 'cuda': is not here" in text
+    assert "## Crash\n\na line\nLeft out: its process ended with code 3" in text
     assert "Left out: AttributeError" in text
     assert "12.0 ms" in text, "what a part measured is known to later parts"
     assert "Left out: time is up." in page(tmp_path, {"Times": "fine"}, seconds=0)[1]
@@ -170,6 +173,26 @@ def assert_answers_of_plain_decoding(part: Callable[[GpuContext], Iterator[str]]
     for mode in ("plain", "sequence", "trees"):
         assert f"| {mode} | 2 of 2 | 2 of 2 |" in text
     assert "| 1, trees |" in text
+
+
+def test_another_text_over_http_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = TINY.served[0]
+
+    async def answers(*_: object) -> tuple[list[Answer], dict[str, float]]:
+        return [Answer("the text", [1, 2])] * served.checked, {}
+
+    async def described(_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(services, "_answers", answers)
+    monkeypatch.setattr(services, "_described", described)
+    one = services.Served("", "", {})
+    with asyncio.Runner() as loop:
+        monkeypatch.setattr(services, "_over_http", lambda *_: ["the text"] * served.checked)
+        assert "| trees | 2 of 2 | 2 of 2 |" in "\n".join(services._texts(one, served, loop))
+        monkeypatch.setattr(services, "_over_http", lambda *_: ["the text", "the test"])
+        with pytest.raises(WrongTextError, match="3 answers differ"):
+            list(services._texts(one, served, loop))
 
 
 def test_services_of_random_models_answer_as_plain_decoding() -> None:
