@@ -35,7 +35,7 @@ from specinfer.model.gpu.launch import Inputs, check_device, processors
 from specinfer.model.gpu.layer_kernels import move
 from specinfer.model.gpu.weights import quantiser
 from specinfer.model.sampling.choices import Choices, ChoiceTask
-from specinfer.model.torch.linear import RankPart
+from specinfer.model.torch.linear import Surgery
 from specinfer.model.torch.rotary import rotate
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.interfaces import Weights
@@ -56,17 +56,18 @@ class GpuExecutor:
         num_blocks: int,
         device: str,
         weights_format: str = AUTO,
-        part: RankPart | None = None,
+        surgery: Surgery | None = None,
+        captured: bool = True,
     ) -> None:
         """Load the model, and capture its passes.
 
         Args:
             weights_format: that of the layers' matrices: int8, fp8, or unquantised.
-            part: division of the layers among ranks; its passes are not captured. None: no ranks.
+            surgery: divides the layers among tensor-parallel ranks; None: no ranks.
+            captured: False: passes run without graphs.
         """
         check_device(device)
         self._config, self._device, self._processors = config, device, processors(device)
-        surgery = part.surgery if part else None
         self._model = GpuTransformer(config, weights, dtype, device, quantiser(weights_format), surgery)
         shape = (config.layers, config.kv_heads, num_blocks * BLOCK_TOKENS, config.head_dim)
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
@@ -81,7 +82,7 @@ class GpuExecutor:
         model = GrowthModel(device, self._group, config.vocab_size, self._positions)
         self._growth = GpuGrowth(self.run, self._scored, self._graphs_of, model)
         with torch.inference_mode():
-            self._graphs.capture([] if part else grid)
+            self._graphs.capture(grid if captured else [])
 
     @property
     def weight_bytes(self) -> int:
@@ -94,7 +95,8 @@ class GpuExecutor:
     def run(self, batch: Batch) -> torch.Tensor:
         bucket = None if batch.features else bucket_for(batch, self._group)
         if bucket is None:
-            return self.logits(batch, self.hidden(batch))
+            hidden, logit_rows = self._exact(batch)
+            return self._model.logits(hidden[logit_rows])
         self._inputs.load(describe(batch, bucket))
         # a copy, as the next pass overwrites the graph's output
         return self._graphs.run(bucket)[: len(batch.logit_rows)].clone()
@@ -105,11 +107,7 @@ class GpuExecutor:
         Args:
             x: [T, hidden] input of the first layer; None: the embeddings of the batch's tokens.
         """
-        bucket = exact_bucket(batch, self._group)
-        sections = bucket.views(self._inputs.load(describe(batch, bucket)))
-        longest = max(part.length for part in batch.rows)
-        out = self._attended.new_empty(bucket.rows, *self._attended.shape[1:])
-        return self._hidden(bucket, sections, longest, out, batch.features, x)
+        return self._exact(batch, x)[0]
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [R, V] of logit rows from `hidden` [T, hidden]."""
@@ -147,6 +145,15 @@ class GpuExecutor:
     def _replayed(self, bucket: Bucket) -> torch.Tensor:
         sections = bucket.views(self._inputs.numbers)
         return self._pass(bucket, sections, self._positions, self._attended[: bucket.rows])
+
+    def _exact(self, batch: Batch, x: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the layers of a pass of any size; return hidden states and `batch.logit_rows`."""
+        bucket = exact_bucket(batch, self._group)
+        sections = bucket.views(self._inputs.load(describe(batch, bucket)))
+        longest = max(part.length for part in batch.rows)
+        out = self._attended.new_empty(bucket.rows, *self._attended.shape[1:])
+        hidden = self._hidden(bucket, sections, longest, out, batch.features, x)
+        return hidden, sections["logit_rows"]
 
     def _pass(
         self,

@@ -24,7 +24,7 @@ from specinfer.model.parallel.layout import RankMemory, ShardedWeights, StageSec
 from specinfer.model.parallel.ranks import Ranks, end_process
 from specinfer.model.parallel.stage import PartExecutor, Stage, micro_batches
 from specinfer.model.torch.executor import TorchExecutor
-from specinfer.model.torch.linear import Linear, RankPart, Surgery
+from specinfer.model.torch.linear import Linear, Surgery
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.interfaces import Weights
 
@@ -188,7 +188,7 @@ def parallel_executor(
     if executor == "gpu":
         from specinfer.model.gpu.executor import GpuExecutor  # needs triton
 
-        part = GpuExecutor(own, shard, dtype, num_blocks, ranks.device, part=RankPart(surgery))
+        part = GpuExecutor(own, shard, dtype, num_blocks, ranks.device, surgery=surgery, captured=False)
     else:
         part = TorchExecutor(own, shard, dtype, num_blocks, ranks.device, surgery=surgery)
     return ParallelExecutor(Stage(ranks, config, part, dtype), num_blocks * BLOCK_TOKENS)

@@ -5,7 +5,7 @@ is read at memory speed (benchmarks/tried.md#packed-layers). `Surgery` is the in
 (`specinfer.model.parallel`).
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -59,10 +59,3 @@ class Surgery(Protocol):
 
     def head(self, linear: Linear) -> Linear:
         """Wrap the head, to gather the logits of all ranks."""
-
-
-class RankPart(NamedTuple):
-    """One rank's part of a decoder."""
-
-    surgery: Surgery | None
-    """Divides each layer; None: the rank has whole layers."""
