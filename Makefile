@@ -77,7 +77,7 @@ bench-acceptance: $(DEV)  ## Drafts and what they bring -> benchmarks/results/{a
 	$(BIN)/python -m benchmarks methods
 	$(BIN)/python -m benchmarks speed --weights bf16
 
-bench-gpu:  ## On a GPU, in 8 minutes: kernels, passes, steps -> benchmarks/results/gpu.md (GPU_PYTHON=...)
+bench-gpu:  ## On a GPU, in 8 minutes: tests, services, kernels, passes -> benchmarks/results/gpu.md (GPU_PYTHON=...)
 	"$(or $(GPU_PYTHON),python3)" -m benchmarks.gpu
 
 CHAOS_FAULTS ?= 100

@@ -62,13 +62,19 @@ class RandomWeights(Mapping[str, torch.Tensor]):
         return int(self._dtype.itemsize * (sum(numbers.values()) - numbers["model.embed_tokens.weight"]))
 
 
-def random_runner(
-    shape: ModelShape, context: GpuContext, room: int, executor: str = "gpu"
-) -> tuple[ModelRunner, RandomWeights]:
+def random_runner(shape: ModelShape, context: GpuContext, room: int) -> tuple[ModelRunner, RandomWeights]:
     """Return a runner with random weights and a cache of `room` tokens, and the weights."""
+    config, dtype, device = llama_config(shape), context.scale.dtype, context.device
+    weights = RandomWeights(config, torch_dtype(dtype), device)
+    options = RunnerOptions(dtype=dtype, device=device, executor="gpu", kv_tokens=room)
+    return ModelRunner.build(from_transformers(config), weights, options), weights
+
+
+def llama_config(shape: ModelShape) -> Any:
+    """Return the configuration of a Llama model in the form of transformers."""
     from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -80,10 +86,6 @@ def random_runner(
         tie_word_embeddings=False,
         architectures=["LlamaForCausalLM"],
     )
-    dtype, device = context.scale.dtype, context.device
-    weights = RandomWeights(config, torch_dtype(dtype), device)
-    options = RunnerOptions(dtype=dtype, device=device, executor=executor, kv_tokens=room)
-    return ModelRunner.build(from_transformers(config), weights, options), weights
 
 
 def passes(context: GpuContext) -> Iterator[str]:
@@ -111,22 +113,6 @@ def passes(context: GpuContext) -> Iterator[str]:
             for sequence in sequences:
                 runner.cache.release(sequence)
         del runner
-        context.free()
-
-
-def executors(context: GpuContext) -> Iterator[str]:
-    """Yield passes of the torch executor by shape and nodes."""
-    yield from head(["torch, ms", "torch / gpu"], "shape, nodes")
-    for shape in context.scale.shapes:
-        room = context.scale.context + max(context.scale.nodes) + 2 * _CHUNK
-        runner, _ = random_runner(shape, context, room, "torch")
-        sequences = [read_context(runner, context.scale.context, 0)]
-        for nodes in (1, tree_nodes(context)):
-            _, device_s = time_pass(runner, sequences, nodes, context)
-            ours = context.passes.get((shape.name, 1, nodes))
-            gain = "" if ours is None else f"{device_s / ours:.2f}x"
-            yield line(f"{shape.name}, {nodes}", [f"{1000 * device_s:.2f}", gain])
-        del runner, sequences
         context.free()
 
 

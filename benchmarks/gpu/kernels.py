@@ -198,7 +198,7 @@ def bandwidth(context: GpuContext) -> Iterator[str]:
     for share in (1, 2, 4):
         source = torch.ones(context.scale.copy_bytes // share // 4, device=context.device)
         seconds = context.timer.launched([partial(torch.neg, source, out=torch.empty_like(source))])
-        context.bandwidth = max(context.bandwidth, 2 * source.nbytes / seconds)
+        context.bandwidth = max(2 * source.nbytes / seconds, context.bandwidth)  # NaN comes last
     yield f"{context.bandwidth / 1e12:.2f} TB/s, bytes read and written (the best of 3 sizes)."
 
 

@@ -68,12 +68,17 @@ async def service_counters(
     client: AsyncClient, pids: Mapping[str, int], ports: Mapping[str, int], redis: "Redis"
 ) -> dict[str, float]:
     """Return all counters of a system of services."""
+    counters = await gateway_counters(client, ports)
+    for name, pid in pids.items():
+        counters |= process_counters(name, pid)
+    return counters | redis_counters(redis)
+
+
+async def gateway_counters(client: AsyncClient, ports: Mapping[str, int]) -> dict[str, float]:
+    """Return counters of steps and messages; `ports` are those of metrics."""
     status = await client.status()
     counters = {"wall": time.perf_counter(), "steps": float(status.steps), "tokens": float(status.new_tokens)}
     counters |= {f"phase.{phase.name}": phase.seconds for phase in status.phases}
-    for name, pid in pids.items():
-        counters |= process_counters(name, pid)
-    counters |= redis_counters(redis)
     verifier, gateway = metric_values(ports["verifier"]), metric_values(ports["gateway"])
     passes = [
         value for name, value in verifier.items() if name.startswith("specinfer_verifier_pass_seconds_sum")

@@ -77,13 +77,11 @@ class ModelRunner:
     @property
     def memory(self) -> list[RankMemory]:
         """Memory of each rank; empty if the executor does not report memory."""
-        if self.executor_name != "torch":
-            return []
-        from specinfer.model.torch.executor import TorchExecutor
-
-        if isinstance(self._executor, TorchExecutor):
-            return [RankMemory(self._executor.weight_bytes, self._executor.cache_bytes)]
-        return self._executor.memory if _is_parallel(self._executor) else []
+        executor: Any = self._executor
+        if _is_parallel(executor):
+            return executor.memory
+        alone = self.executor_name in ("torch", "gpu")
+        return [RankMemory(executor.weight_bytes, executor.cache_bytes)] if alone else []
 
     @property
     def cache_bytes(self) -> int:
@@ -240,4 +238,4 @@ class ModelRunner:
 
 
 def _is_parallel(executor: Executor) -> TypeGuard[ParallelExecutor]:
-    return executor.name == "torch" and hasattr(executor, "stage_seconds")
+    return hasattr(executor, "stage_seconds")

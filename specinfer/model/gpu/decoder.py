@@ -13,6 +13,7 @@ from specinfer.model.gpu.description import power_above
 from specinfer.model.gpu.layer_kernels import add_norm, gate, turn_heads
 from specinfer.model.gpu.weights import Quantise, ShownWeights, few_rows
 from specinfer.model.torch.layer import Attend, Layer, Mlp
+from specinfer.model.torch.linear import Surgery
 from specinfer.model.torch.parts import Norm, Parts, RMSNorm
 from specinfer.model.torch.transformer import (
     Transformer,
@@ -189,15 +190,18 @@ class GpuTransformer(Transformer):
         dtype: torch.dtype,
         device: str,
         quantise: Quantise | None = None,
+        surgery: Surgery | None = None,
     ) -> None:
         """Load the decoder, and show progress on the terminal.
 
-        `quantise` converts each layer's matrices; None: they stay unquantised.
+        `quantise` converts each layer's matrices; None: they stay unquantised. `surgery` is as in `Transformer`.
         """
         self.layer_type = partial(FusedLayer, quantise=quantise)
         with ShownWeights(weights) as shown:
             super().__init__(config, shown, dtype, device)
         self._head = few_rows(self._head)
+        if surgery is not None:
+            self._operate(surgery)
 
     def through(
         self,

@@ -22,7 +22,7 @@ from specinfer.model.batch import Batch, PassFeatures
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.parallel.layout import RankMemory, ShardedWeights, StageSeconds, check_layout
 from specinfer.model.parallel.ranks import Ranks, end_process
-from specinfer.model.parallel.stage import Stage, micro_batches
+from specinfer.model.parallel.stage import PartExecutor, Stage, micro_batches
 from specinfer.model.torch.executor import TorchExecutor
 from specinfer.model.torch.linear import Linear, Surgery
 from specinfer.model.weights.config import ModelConfig
@@ -80,7 +80,7 @@ class TensorParallel(Surgery):
 
 
 log = logging.getLogger(__name__)
-EXECUTORS = ("auto", "torch")
+EXECUTORS = ("auto", "torch", "gpu")
 """Executors whose model ranks can share."""
 _LOAD_SECONDS = 3600.0
 """Timeout in seconds until all ranks have loaded their weights."""
@@ -91,11 +91,9 @@ _NO_STATES = np.empty((0, 0, 0), np.float32)
 class ParallelExecutor:
     """Runs passes in all ranks of a model."""
 
-    name = "torch"
-
     def __init__(self, stage: Stage, cache_tokens: int) -> None:
         """Wait until all ranks have loaded; measure the cost of their stages."""
-        self._stage, self.ranks = stage, stage.ranks
+        self._stage, self.ranks, self.name = stage, stage.ranks, stage.executor.name
         self.stage_seconds = StageSeconds()
         with self._all_or_none("loading the model"), torch.inference_mode():
             self.ranks.meet(_LOAD_SECONDS)
@@ -185,6 +183,12 @@ def parallel_executor(
     check_layout(config, ranks.place.layout)
     place = ranks.place
     surgery = TensorParallel(ranks, config.vocab_size) if place.layout.tensor > 1 else None
-    shard = ShardedWeights(config, weights, place)
-    part = TorchExecutor(place.of(config), shard, dtype, num_blocks, ranks.device, surgery=surgery)
+    own, shard = place.of(config), ShardedWeights(config, weights, place)
+    part: PartExecutor
+    if executor == "gpu":
+        from specinfer.model.gpu.executor import GpuExecutor  # needs triton
+
+        part = GpuExecutor(own, shard, dtype, num_blocks, ranks.device, surgery=surgery, captured=False)
+    else:
+        part = TorchExecutor(own, shard, dtype, num_blocks, ranks.device, surgery=surgery)
     return ParallelExecutor(Stage(ranks, config, part, dtype), num_blocks * BLOCK_TOKENS)

@@ -95,6 +95,9 @@ _ROUNDS = 3
 class PartExecutor(Protocol):
     """Runs the layers of one rank."""
 
+    name: str
+    """Value of `--executor`."""
+
     def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
         """Return the hidden states [T, hidden] after the rank's layers."""
 

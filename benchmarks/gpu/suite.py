@@ -1,0 +1,39 @@
+"""Run the tests of the GPU's code by pytest."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gpu.run import GpuContext
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SHOWN = 20
+"""Number of pytest's last lines in the report: failures, then their number."""
+_WORKERS = 4
+
+
+def tests(context: GpuContext) -> Iterator[str]:
+    """Yield the end of pytest's output, also if time is up."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "--tb=line",
+        "-p",
+        "no:cacheprovider",
+        *context.scale.tests,
+    ]
+    if context.device == "cuda":
+        command += ["-n", str(_WORKERS)]
+    environment = {**os.environ, "CXX": "/nowhere"}  # no compilation of kernels for CPUs
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, cwd=_ROOT, env=environment, timeout=context.left, check=False
+        )
+        output, end = done.stdout, ""
+    except subprocess.TimeoutExpired as error:
+        output, end = error.stdout or b"", "Time is up."
+    yield from ("```", *output.decode().splitlines()[-_SHOWN:], "```", end)
