@@ -87,7 +87,7 @@ def _load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None, ac
                 check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks, accounted)
     if ranks is not None:
-        raise SettingError("executor", options.executor, "must be auto or torch if ranks share a model")
+        raise SettingError("executor", options.executor, "must be auto, torch or gpu if ranks share a model")
     return _load_generic(directory, *load_transformers_config(directory), options)
 
 

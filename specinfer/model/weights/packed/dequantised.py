@@ -75,7 +75,7 @@ class DequantisedWeights(NamedTensors):
         per_word = 32 // self._scheme.bits
         match self._scheme.kind:
             case "packed":
-                return tuple(self._weights[self._parts[name]["shape"]].tolist())
+                return tuple(self._weights[self._parts[name]["shape"]].long().flatten().tolist())
             case "gptq":
                 return first[1], first[0] * per_word
             case "awq":
@@ -102,7 +102,7 @@ class DequantisedWeights(NamedTensors):
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Unpack int32 [A, B] to [A, B, 32 / bits], lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return (words[..., None] >> shifts) & ((1 << bits) - 1)
 
 
@@ -131,9 +131,10 @@ def _awq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
 
 def unpacked(words: torch.Tensor, scale: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
     """Return a matrix [out, in] of a "pack-quantized" checkpoint; `scale` [out, groups]."""
-    rows, columns, groups = *shape.tolist(), scale.shape[1]
+    rows, columns, groups = *shape.long().flatten().tolist(), scale.shape[1]
     bits = 4 if words.shape[1] == -(-columns // 8) else 8
-    if words.shape != (rows, -(-columns * bits // 32)) or len(scale) != rows or columns % groups:
+    fits = words.dtype == torch.int32 and words.shape == (rows, -(-columns * bits // 32))
+    if not fits or len(scale) != rows or not groups or columns % groups:
         raise IndexError(f"inconsistent with [{rows}, {columns}]")
     values = _unpacked(words, bits).flatten(1)[:, :columns] - (1 << (bits - 1))
     return (values.reshape(*scale.shape, -1) * scale.float()[..., None]).reshape(rows, columns)

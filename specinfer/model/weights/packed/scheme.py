@@ -136,7 +136,7 @@ def _compressed(fields: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
     for name, group in (fields.get("config_groups") or {}).items():
         weights = group.get("weights") or {}
         found = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
-        if found not in [(number, bits, True) for bits in sizes] or group.get("format", layout) != layout:
+        if found not in [(number, bits, True) for bits in sizes] or (group.get("format") or layout) != layout:
             key = f"config_groups.{name}.weights: (type, num_bits, symmetric)"
             supported = " and ".join(str((number, bits, True)) for bits in sizes)
             raise _refusal(key, found, f"{supported} are supported for {layout}")

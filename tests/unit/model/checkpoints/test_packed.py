@@ -14,6 +14,7 @@ from specinfer.model.loading import load_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
 from specinfer.model.weights.packed import open_checkpoint
+from specinfer.model.weights.packed.dequantised import DequantisedWeights
 from specinfer.model.weights.packed.scheme import scheme_of
 from tests.support.tiny_models import reference_logits, tiny_transformers
 
@@ -190,6 +191,45 @@ def test_a_part_that_is_missing_or_of_another_size_is_refused(kind: str, tmp_pat
             )
             with pytest.raises(IncompatibleError, match=r"up_proj|group_size|scales of shape"):
                 load_model(tmp_path, OPTIONS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_matrix_is_dequantised_on_its_device(kind: str, tmp_path: Path) -> None:
+    """As on a GPU: torch refuses operations between the device meta and a CPU."""
+    model, tensors = quantised(kind, tmp_path)
+    moved = {name: tensor if "shape" in name else tensor.to("meta") for name, tensor in tensors.items()}
+    weights = DequantisedWeights(moved, scheme_of(KINDS[kind][1]))
+    for name, tensor in model.state_dict().items():
+        if "_proj." in name:
+            assert (weights[name].device.type, weights[name].shape) == ("meta", tensor.shape)
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("shape", torch.tensor(4)),
+        ("shape", torch.tensor([128.0, 63.0])),
+        ("shape", torch.tensor([128, 64, 1])),
+        ("scale", torch.ones(128, 0)),
+        ("scale", torch.ones(128)),
+        ("packed", torch.zeros(128, 8, dtype=torch.uint8)),
+    ],
+)
+def test_malformed_parts_of_packed_matrices_are_refused(
+    part: str, other: torch.Tensor, tmp_path: Path
+) -> None:
+    _, tensors = quantised("compressed-tensors, 4 bits", tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(tensors | {f"{name}_{part}": other}, tmp_path / "model.safetensors")
+    with pytest.raises(IncompatibleError, match="up_proj"):
+        load_model(tmp_path, OPTIONS)
+    with pytest.raises(IncompatibleError, match=f"{name}: cannot be dequantised from packed"):
+        open_checkpoint(tmp_path)[name]
+
+
+def test_a_group_of_compressed_tensors_has_the_format_of_the_checkpoint_by_default() -> None:
+    groups = {"group_0": {"weights": PACKED, "format": None}}
+    assert scheme_of(packed_config(4, 32) | {"config_groups": groups}).kind == "packed"
 
 
 @pytest.mark.parametrize(
