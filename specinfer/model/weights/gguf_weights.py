@@ -147,7 +147,8 @@ class GgufWeights(NamedTensors):
 
         Only this part is read, unless the file's rows are in another order.
         """
-        if span.dim or self._row_heads(name) or self._layout.undo_converter is not None:
+        in_layer = ".layers." in name  # converters do not change embeddings and head
+        if span.dim or self._row_heads(name) or (self._layout.undo_converter is not None and in_layer):
             return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
         return self._numbers(name, span.start, span.stop)
 

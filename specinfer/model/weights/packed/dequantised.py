@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.lazy_torch import torch
-from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.files import TensorSlice, read_part, shape_of
 from specinfer.model.weights.interfaces import NamedTensors
 from specinfer.model.weights.packed.scheme import Scheme
 
@@ -81,6 +81,11 @@ class DequantisedWeights(NamedTensors):
             case "awq":
                 return first[1] * per_word, first[0]
         return first
+
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
+        if name not in self._parts:
+            return read_part(self._weights, name, span)
+        return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._parts:

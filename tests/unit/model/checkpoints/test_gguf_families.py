@@ -16,7 +16,8 @@ from specinfer.model.probe.check import probe_gguf
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.account import check_tensors, model_of
 from specinfer.model.weights.config_files import from_transformers, load_config
-from specinfer.model.weights.families import RenamedWeights, in_llama_names
+from specinfer.model.weights.draft_checkpoint import embedding_fingerprint
+from specinfer.model.weights.families import EMBEDDING, RenamedWeights, in_llama_names
 from specinfer.model.weights.gguf_weights import GgufWeights
 from tests.support.models.families import random_model
 from tests.support.models.gguf_files import Gguf
@@ -148,6 +149,18 @@ def test_blocks_of_a_file_are_multiplied_without_conversion(name: str, kind: str
     (logits,) = runner.forward([Segment(runner.open(), TOKENS, want_last=True)])
     expected = reference_logits(model, TOKENS)[-1]
     assert float((logits[0] - expected).abs().max() / expected.std()) < 0.3
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_fingerprint_of_a_file_reads_only_some_rows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, file = file_of(name)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    named = in_llama_names(from_transformers(weights.config()), weights)
+    whole = embedding_fingerprint({EMBEDDING: named[EMBEDDING]})
+    monkeypatch.setattr(GgufWeights, "__getitem__", None)
+    assert embedding_fingerprint(named) == whole
 
 
 @pytest.mark.parametrize("value_dim", [16, 32])

@@ -13,6 +13,8 @@ from specinfer.model.batch import Segment
 from specinfer.model.loading import load_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.load import load_checked
+from specinfer.model.weights.draft_checkpoint import embedding_fingerprint
+from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.packed.dequantised import DequantisedWeights
 from specinfer.model.weights.packed.scheme import scheme_of
@@ -202,6 +204,15 @@ def test_a_matrix_is_dequantised_on_its_device(kind: str, tmp_path: Path) -> Non
     for name, tensor in model.state_dict().items():
         if "_proj." in name:
             assert (weights[name].device.type, weights[name].shape) == ("meta", tensor.shape)
+
+
+def test_the_fingerprint_of_a_target_reads_only_some_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = quantised("compressed-tensors, 4 bits", tmp_path)
+    weights = open_checkpoint(tmp_path)
+    monkeypatch.setattr(SafetensorsWeights, "__getitem__", None)
+    assert embedding_fingerprint(weights) == embedding_fingerprint(dict(model.state_dict()))
 
 
 @pytest.mark.parametrize(
