@@ -79,7 +79,8 @@ def _load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None, ac
                 raise
             log.warning("%s; using the generic executor", error)
         else:
-            weights = _open_weights(directory, config, options)
+            device = options.device if ranks is None else ranks.device
+            weights = _open_weights(directory, config, options, device)
             if ranks is None or not is_cuda(options.device):
                 options = _with_tokens(options, config, directory)
             if not accounted:
@@ -207,14 +208,14 @@ def _with_tokens(options: RunnerOptions, config: ModelConfig, directory: Path) -
     return replace(options, kv_tokens=tokens)
 
 
-def _open_weights(directory: Path, config: ModelConfig, options: RunnerOptions) -> Weights:
+def _open_weights(directory: Path, config: ModelConfig, options: RunnerOptions, device: str) -> Weights:
     path = kept_gguf(directory)
     if path is not None:
         return GgufWeights(path)
     backend, _ = planned_backend(config, options)
     # read each tensor to the device that uses it: a GPU's model is never whole in host memory
     on_device = backend is not None and backend.name == "gpu"
-    return open_checkpoint(directory, options.device if on_device else "cpu")
+    return open_checkpoint(directory, device if on_device else "cpu")
 
 
 def _known_to_parts(config: ModelConfig, options: RunnerOptions, ranks: Ranks | None) -> ModelConfig:

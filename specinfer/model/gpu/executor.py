@@ -116,7 +116,8 @@ class GpuExecutor:
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [R, V] of logit rows from `hidden` [T, hidden]."""
-        return self._model.logits(hidden[torch.tensor(batch.logit_rows, device=self._device)])
+        with current(self._device):
+            return self._model.logits(hidden[torch.tensor(batch.logit_rows, device=self._device)])
 
     def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
         with current(self._device), torch.inference_mode():

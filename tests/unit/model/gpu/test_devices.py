@@ -3,6 +3,7 @@
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from specinfer.drafters import DraftJob, pools
 from specinfer.errors import SettingError
 from specinfer.llm.options import LLMOptions
 from specinfer.model import loading
-from specinfer.model.batch import Segment
+from specinfer.model.batch import Segment, flatten
 from specinfer.model.cache.capacity import AUTO_TOKENS, SHARE, token_bytes, weight_bytes
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.gpu import executor, growth
@@ -119,13 +120,15 @@ def test_kernels_run_on_the_models_own_device(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(executor, "current", current)
     own: Any = runner._executor
-    runner.forward([Segment(runner.open(), [5, 17], want_last=True)])
+    segment = Segment(runner.open(), [5, 17], want_last=True)
+    runner.forward([segment])
+    own.logits(flatten([segment]), own.hidden(flatten([segment])))
     monkeypatch.setattr(executor, "choose", lambda tasks: [])
     own.choose([])
     own.move([1], [2])
     monkeypatch.setattr(executor.GpuGrowth, "grow", lambda *_: [])
     own.grow([], GrowthShape(), None)
-    assert entered == [DEVICE] * 4
+    assert entered == [DEVICE] * 6
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-untied", "opt", "gpt_neox", "mixtral", "qwen2_moe"])
@@ -171,6 +174,22 @@ def test_a_cache_takes_its_share_of_the_gpus_free_memory(
     monkeypatch.setattr("specinfer.model.loading.free_memory", {DEVICE: free}.__getitem__)
     options = RunnerOptions("float32", DEVICE, kv_tokens=AUTO_TOKENS)
     assert ModelRunner(*load_model(tmp_path, options)).cache.capacity_tokens == 608, "in whole blocks"
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_rank_reads_weights_to_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--device cuda` is the first device for readers of files."""
+    opened: list[str] = []
+
+    def open_checkpoint(directory: Path, device: str) -> Any:
+        opened.append(device)
+        raise InterruptedError
+
+    monkeypatch.setattr(loading, "open_checkpoint", open_checkpoint)
+    options = RunnerOptions("float32", DEVICE, executor="gpu", kv_tokens=64)
+    with pytest.raises(InterruptedError):
+        load_model(save_target(tmp_path), options, SimpleNamespace(device="cuda:1"))  # type: ignore[arg-type]
+    assert opened == ["cuda:1"]
 
 
 def test_ranks_need_a_number_of_tokens_on_gpus() -> None:
