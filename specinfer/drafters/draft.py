@@ -83,7 +83,7 @@ def automatic_draft(model: str, target: PassOptions = _USUAL) -> str:
         log.info("%s (--draft none switches it off)", said)
         used = name
         break
-    if fitting and not here and not own:
+    if fitting and used in ("", TRAINED.get(model)):
         log.info(
             "%s is decoded faster with a draft: `specinfer pull %s` (%s MB), then start again",
             model,

@@ -159,3 +159,19 @@ def test_a_shipped_draft_is_used_until_a_whole_model_is_downloaded(
     assert f"{shipped} is not used: the generic executor returns no hidden states" in caplog.text
     registry(known("fits", fingerprint, 2), pulled=("fits",))
     assert drafts.automatic_draft(str(target)) == "fits"
+
+
+def test_a_whole_model_is_proposed_if_the_models_own_layer_is_not_used(
+    make: Make,
+    registry: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = make("target", size=4_000_000)
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(drafts, "has_own_mtp", lambda directory: True)
+    registry(known("fits", drafts.tokenizer_facts(target).fingerprint, 2))
+    for states, used in ((True, str(target)), (False, "")):
+        monkeypatch.setattr(drafts, "_returns_states", lambda model, target, states=states: states)
+        assert drafts.automatic_draft(str(target)) == used
+        assert ("`specinfer pull fits`" in caplog.text) == (not states)
