@@ -9,7 +9,7 @@ import torch
 from specinfer.drafters.feature_rows import FeatureRowsDrafter, RowRunner
 from specinfer.drafters.published.eagle3 import EagleSource
 from specinfer.drafters.published.mtp import MtpSource
-from specinfer.errors import SettingError
+from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import blocks_for
@@ -103,7 +103,10 @@ class EagleRunner(LevelsRunner):
         if backend.name != "native":
             return super().build(weights, options)
         dtype, blocks = torch_dtype(options.dtype), blocks_for(options.kv_tokens)
-        return cls(NativeEagle(weights, in_format, dtype, blocks, options.kv_type), blocks)
+        try:
+            return cls(NativeEagle(weights, in_format, dtype, blocks, options.kv_type), blocks)
+        except KeyError as error:
+            raise IncompatibleError(f"the model's weights lack {error.args[0]}") from error
 
     @torch.inference_mode()
     def grow(self, tasks: Sequence[RowsTask], shape: GrowthShape, token_ids: torch.Tensor) -> list[TokenTree]:

@@ -48,6 +48,7 @@ from specinfer.model.weights.draft_checkpoint import (
     FINGERPRINT,
     Overlay,
     checked_config,
+    checked_tokens,
     own_tensors,
     save_checkpoint,
     verifier_fields,
@@ -111,8 +112,10 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
         with naming(directory):
             return _load_published(directory, target_directory)
     tensors, token_ids = own_tensors(directory)
-    token_ids = torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids
     target, own = load_config(target_directory), in_llama_names(tensors)
+    token_ids = torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids
+    with naming(directory):
+        token_ids = checked_tokens(token_ids, config["draft_vocab_size"], target.vocab_size)
     shape = with_shape(target.draft_layer(), config["transformer_layer_config"])
     of_target = trimmed(open_weights(target_directory, target, blocks=True), token_ids.tolist())
     weights = DraftWeights(

@@ -207,6 +207,38 @@ def test_in_four_bits_a_checkpoint_has_the_numbers_of_q4_0_and_the_targets_head(
     )
 
 
+@pytest.mark.parametrize("tokens", [[3, 5, 8, 97], [-1, 5, 8, 90], [3, 3, 8, 90]])
+@pytest.mark.parametrize("four_bits", [False, True])
+def test_tokens_that_the_target_does_not_have_are_refused(
+    tokens: list[int], four_bits: bool, tmp_path: Path
+) -> None:
+    """Rows of the target's head would be read outside its file."""
+    model = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=160)
+    target, token_ids = target_directory(tmp_path, model), torch.tensor([3, 5, 8, 90])
+    tensors = starting_tensors(from_transformers(model.config), model.state_dict(), 2, token_ids)
+    save_eagle(tmp_path / "e", tensors, token_ids, (1, 3), target, "tiny", {}, four_bits)
+    file = tmp_path / "e" / "model.safetensors"
+    save_file(load_file(file) | {"d2t": torch.tensor(tokens) - torch.arange(4)}, file)
+    with pytest.raises(IncompatibleError, match="e: d2t must give distinct target tokens below 97"):
+        load_eagle(tmp_path / "e", target)
+
+
+@pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=pytest.mark.native)])
+@pytest.mark.parametrize("name", ["fc.weight", "layers.0.mlp.up_proj.weight"])
+def test_a_tensor_that_a_checkpoint_lacks_is_named(name: str, executor: str, tmp_path: Path) -> None:
+    model = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=160)
+    target, token_ids = target_directory(tmp_path, model), torch.tensor([3, 5, 8, 90])
+    tensors = starting_tensors(from_transformers(model.config), model.state_dict(), 2, token_ids)
+    save_eagle(tmp_path / "e", tensors, token_ids, (1, 3), target, "tiny", {})
+    file = tmp_path / "e" / "model.safetensors"
+    stored = load_file(file)
+    del stored[name]
+    save_file(stored, file)
+    weights = load_eagle(tmp_path / "e", target).weights
+    with pytest.raises(IncompatibleError, match=rf"weights lack (model\.)?{name}"):
+        EagleRunner.build(weights, RunnerOptions(kv_tokens=256, executor=executor))
+
+
 def output_rows(weights: dict[str, torch.Tensor], name: str, token_ids: torch.Tensor) -> torch.Tensor:
     return weights[name] if "norm" in name else weights[EMBEDDING][token_ids]
 
