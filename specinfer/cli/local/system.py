@@ -43,12 +43,14 @@ from specinfer.hub.resolve import check_model_folder
 from specinfer.service.channel import direct
 from specinfer.service.outage import backoff
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
+from specinfer.system.machine import is_cuda
 
 log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """First and longest pause before a speculator is restarted, in seconds."""
 Report = Callable[[str], None]
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S, _GPU_FACTOR = 180.0, 10
+"""Maximum seconds until a service is ready; their factor on a GPU, which captures passes."""
 SERVICE_ENVIRONMENT = {
     # idle threads of a service must not spin on cores that another service needs
     # (benchmarks/tried.md#passive-threads)
@@ -169,15 +171,20 @@ class LocalSystem:
         common = {**model, "dtype": self._options.dtype, **device}
         draft = {"draft": self._options.hosted_draft}
         verifier = {"listen": self.verifier, **common, **draft, **self._options.verifier}
-        self._spawn("verifier", "verifier_svc", verifier)
+        services = {"verifier": (self.verifier, "verifier_svc", verifier)}
         for address, (name, flags) in zip(self.speculators, self._pool.items(), strict=True):
             drafters = flags.get("drafter", "").split("+")
             extra = {**common, "target": self._options.model} if MODEL_DRAFTERS & set(drafters) else {}
             if len(drafters) == 1:
                 extra["name"] = name
-            self._spawn(name, "speculator_svc", {"listen": address, **extra, **flags})
-        for name, address in zip(["verifier", *self._pool], [self.verifier, *self.speculators], strict=True):
-            self._wait(name, address)
+            services[name] = address, "speculator_svc", {"listen": address, **extra, **flags}
+        # on a GPU speculators load first: the verifier's cache gets what they leave of its memory
+        groups = [[*self._pool], ["verifier"]] if self._on_gpu else [[*services]]
+        for group in groups:
+            for name in group:
+                self._spawn(name, *services[name][1:])
+            for name in group:
+                self._wait(name, services[name][0])
         gateway = {
             "listen": self.address,
             "verifiers": self.verifier,
@@ -213,6 +220,10 @@ class LocalSystem:
         """
         return [sys.executable, "-m", module], {}
 
+    @property
+    def _on_gpu(self) -> bool:
+        return is_cuda(self._options.device or "")
+
     def _spawn(self, name: str, module: str, flags: Flags) -> None:
         command, wanted_by_program = self.program(module)
         for key, value in flags.items():
@@ -234,7 +245,8 @@ class LocalSystem:
         """Wait until our own service at `address` is serving."""
         self.report(f"starting {name}")
         child, shown = self.children[name], ""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        timeout_s = START_TIMEOUT_S * (_GPU_FACTOR if self._on_gpu else 1)
+        deadline = time.monotonic() + timeout_s
         with grpc.insecure_channel(address, [*_TRY_OFTEN, *direct()]) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline:
@@ -250,7 +262,7 @@ class LocalSystem:
                     continue  # not ready yet; UnavailableError follows after the timeout
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
-        raise UnavailableError(f"{name} is not serving after {START_TIMEOUT_S:.0f} s: {child.last_line()}")
+        raise UnavailableError(f"{name} is not serving after {timeout_s:.0f} s: {child.last_line()}")
 
 
 def _arguments(key: str, value: str) -> list[str]:

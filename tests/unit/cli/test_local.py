@@ -95,6 +95,24 @@ def test_a_draft_of_a_service_gets_the_served_model_as_target(monkeypatch: pytes
     assert "--target" not in started["ngram"]
 
 
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+def test_on_a_gpu_speculators_have_loaded_before_the_verifier_starts(
+    device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory is no longer free when the verifier chooses the size of its cache."""
+    seen: list[str] = []
+    monkeypatch.setattr(local, "Child", lambda name, *_: seen.append(name))
+    monkeypatch.setattr(LocalSystem, "_wait", lambda self, name, address: seen.append(f"{name} is ready"))
+    pool = {name: {"drafter": "ngram"} for name in ("a", "b")}
+    system = LocalSystem(LocalOptions(model="served", speculators=pool, device=device))
+    system.redis_url = "redis://nowhere"
+    system._start()
+    speculators = ["a", "b", "a is ready", "b is ready"]
+    first = [*speculators, "verifier", "verifier is ready"]
+    together = ["verifier", "a", "b", "verifier is ready", "a is ready", "b is ready"]
+    assert seen == [*(first if device else together), "gateway", "gateway is ready"]
+
+
 def test_names_over_http_need_the_http_service() -> None:
     flags = ["up", "--http-listen", "none", "--served-model-name", "x"]
     result = CliRunner().invoke(app, flags)
