@@ -26,7 +26,7 @@ from specinfer.model.probe.load import load_checked
 from specinfer.model.runner import ModelRunner
 from specinfer.model.threads import limit_threads, pass_threads
 from specinfer.model.weights.fingerprint import model_fingerprint
-from specinfer.options.model_options import AUTO_DRAFT, NO_DRAFT
+from specinfer.options.model_options import AUTO, AUTO_DRAFT, NO_DRAFT
 from specinfer.planning.memory import PlannerMemory
 from specinfer.planning.pass_curve import PassCurve, derive_budget
 from specinfer.planning.table_planner import TablePlanner
@@ -69,8 +69,9 @@ def build_engine(
     directory = resolve_model(model)
     tokenizer, defaults = Tokenizer.load(directory), default_sampling(directory)
     tokenizer.parse_special_tokens = options.parse_special_tokens
-    drafts = [spec["model"] for spec in specs if isinstance(spec, Mapping) and spec.get("model")]
-    runner, close = _runner(directory, resolve_model(drafts[0]) if drafts else None, options)
+    drafts = [spec for spec in specs if isinstance(spec, Mapping) and spec.get("model")]
+    here = [spec for spec in drafts if spec.get("device", options.device) == options.device]
+    runner, close = _runner(directory, here[0] if here else {}, options)
     try:
         fingerprint = model_fingerprint(
             directory, tokenizer.text_fingerprint(), options.dtype, runner.weights.blocks, options.kv_type
@@ -172,19 +173,18 @@ def _specs(
     return specs
 
 
-def _runner(
-    directory: Path, draft: Path | None, options: LLMOptions
-) -> tuple[ModelRunner, Callable[[], None]]:
+def _runner(directory: Path, draft: Flags, options: LLMOptions) -> tuple[ModelRunner, Callable[[], None]]:
     """Load the model in one or several processes; return runner and `close`.
 
-    `draft` is loaded later; the cache leaves memory for it.
+    `draft` is loaded later on the same device, if it names a model; the cache leaves memory for it.
     """
     layout = Layout(options.tensor_parallel_size, options.pipeline_parallel_size)
     runner_options = RunnerOptions.of(options)
     if layout.ranks == 1:
         limit_threads()
-        fitting = replace(runner_options, kv_tokens=fitting_cache(directory, draft, runner_options))
-        return load_checked(directory, fitting), lambda: None
+        small = resolve_model(draft["model"]) if draft else None
+        tokens = fitting_cache(directory, small, runner_options, draft_weights=draft.get("weights", AUTO))
+        return load_checked(directory, replace(runner_options, kv_tokens=tokens)), lambda: None
     if layout.stages > 1:
         log.info(
             "with pipeline stages, rounding depends on the number of tokens in a pass, so speculation may change "

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specinfer.drafters import DraftJob
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
+from specinfer.hub import resolve_model
 from specinfer.llm import LLM, AsyncLLM, SamplingParams
 from specinfer.request.fields import RequestFields
 from specinfer.request.statuses import FinishReason
@@ -18,6 +20,7 @@ from specinfer.scheduling.entries import StepEntry
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree
 from tests.support.local import GREEDY, tiny_engine, tiny_llm
+from tests.support.models.saved_model import save_target
 from tests.support.system import ScriptedDrafter, ascii_tokenizer, until
 from tests.support.tiny_models import tiny_transformers
 
@@ -383,3 +386,19 @@ async def test_a_request_of_the_table_is_answered_as_by_a_gateway() -> None:
     assert answer.summary.prompt_tokens == 3
     assert [speculator.name for speculator in answer.stats.speculators] == ["says"]
     assert answer.ttft_s > 0
+
+
+@pytest.mark.parametrize(("device", "counted"), [("", True), (",device=cpu:0", False)])
+def test_the_cache_leaves_memory_for_a_draft_on_the_same_device(
+    device: str, counted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, draft = (str(save_target(tmp_path / name)) for name in ("target", "draft"))
+    asked: list[tuple[object, ...]] = []
+
+    def fitting(directory: Path, small: Path | None, options: object, draft_weights: str) -> int:
+        asked.append((small, draft_weights))
+        return 512
+
+    monkeypatch.setattr("specinfer.llm.build.fitting_cache", fitting)
+    LLM(model, draft=f"ngram+ssm,model={draft},weights=bf16,kv-tokens=512{device}").close()
+    assert asked == [(resolve_model(draft), "bf16") if counted else (None, "auto")]
