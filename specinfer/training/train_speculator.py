@@ -23,7 +23,7 @@ from specinfer.training.run import Device, Target, Threads, place_for
 from specinfer.training.speculator_method import ChosenMethod, SpeculatorMethod, check_method, choose_method
 
 N_GRAMS = "ngram"
-"""Drafter in every comparison: it drafts along with each trained draft, so a gain may be its own."""
+"""Drafter in every comparison, as it drafts along with each trained draft."""
 INVENTED_PROMPTS = 2000
 """User turns that texts of this machine give, if there are no prompts."""
 
