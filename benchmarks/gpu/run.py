@@ -210,7 +210,7 @@ class GpuPart(NamedTuple):
 
 
 PARTS = (
-    GpuPart("Tests", "benchmarks.gpu.suite:tests", 90),
+    GpuPart("Tests", "benchmarks.gpu.suite:tests", 120),
     GpuPart("Kernels against float64", "benchmarks.gpu.kernels:check", 60),
     GpuPart("`specinfer up`, Llama 1B in float32", "benchmarks.gpu.services:up", 170),
     GpuPart("`specinfer serve`, Llama 7B in bfloat16", "benchmarks.gpu.services:serve", 150),

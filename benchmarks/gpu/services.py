@@ -33,6 +33,7 @@ from specinfer.system.running import running_servers
 _EXACT = "float32"
 _PATIENCE_S = 120
 """Seconds that requests wait for the killed verifier."""
+_LOG_LINES = 30
 _GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 _MODES = {"plain": "off", "sequence": "sequence", "trees": "always"}
 """Values of `speculation` by mode; `always` drafts a tree in every step."""
@@ -91,8 +92,8 @@ def _up(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[tuple[
         },
         http=f"127.0.0.1:{http}",
     )
-    ports = {"verifier": verifier, "gateway": gateway}
-    with LocalSystem(options) as system:
+    ports, system = {"verifier": verifier, "gateway": gateway}, LocalSystem(options)
+    with _logs_of_failures(system.logs), system, _logs_of_failures(system.logs):
         yield system, Served(system.address, f"http://127.0.0.1:{http}", ports)
 
 
@@ -102,15 +103,27 @@ def _serve(pair: Pair, served: ServedShape, context: GpuContext) -> Iterator[Ser
     command = [sys.executable, "-m", "specinfer.cli", "serve", str(pair.target), "--draft", str(pair.draft)]
     command += ["--listen", f"127.0.0.1:{port}", "--dtype", served.dtype, "--device", context.device]
     command += ["--max-batch", str(max(served.streams))]
-    with tempfile.TemporaryDirectory(dir=context.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=context.folder) as folder, _logs_of_failures(Path(folder)):
         environment = {"SPECINFER_VERIFIER_EXECUTOR": context.executor, **SERVICE_ENVIRONMENT}
-        child = Child("serve", command, Path(folder) / "log", environment)
+        child = Child("serve", command, Path(folder) / "serve.log", environment)
         ports = {"verifier": port, "gateway": port}
         try:
             yield Served(_announced(child, context), f"http://127.0.0.1:{port}", ports)
         finally:
             child.terminate()
             child.join(timeout_s=10)
+
+
+@contextmanager
+def _logs_of_failures(folder: Path) -> Iterator[None]:
+    """Print the ends of a system's logs if the context fails."""
+    try:
+        yield
+    except Exception:
+        for path in sorted(folder.glob("*.log")):
+            last = path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            print(f"--- {path.name}", *last, sep="\n", file=sys.stderr)
+        raise
 
 
 def _announced(child: Child, context: GpuContext) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from benchmarks.gpu.run import GpuContext
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SHOWN = 20
-"""Number of pytest's last lines in the report: failures, then their number."""
+_FAILURES, _LAST = 20, 3
+"""Numbers of pytest's lines in the report: of failures, and at the end."""
 _WORKERS = 4
 
 
 def tests(context: GpuContext) -> Iterator[str]:
-    """Yield the end of pytest's output, also if time is up."""
+    """Yield failures and the end of pytest's output, also if time is up."""
     command = [
         sys.executable,
         "-m",
@@ -36,4 +36,7 @@ def tests(context: GpuContext) -> Iterator[str]:
         output, end = done.stdout, ""
     except subprocess.TimeoutExpired as error:
         output, end = error.stdout or b"", "Time is up."
-    yield from ("```", *output.decode().splitlines()[-_SHOWN:], "```", end)
+    lines = output.decode().splitlines()
+    failures = [text for text in lines if "FAILED" in text or "ERROR" in text]
+    yield from ("```", *failures[:_FAILURES], *lines[-_LAST:], "```")
+    yield f"{sum('PASSED' in text for text in lines)} tests passed. {end}"

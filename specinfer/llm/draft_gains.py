@@ -38,10 +38,7 @@ class Gains:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Range that contains the true median in 19 of 20 measurements, by its rank."""
-        ordered, count = sorted(self.ratios), len(self.ratios)
-        outside = max(0, math.floor((count - 1.96 * count**0.5) / 2))
-        return ordered[outside], ordered[-1 - outside]
+        return median_range(self.ratios)
 
     @property
     def doubt(self) -> str:
@@ -59,6 +56,13 @@ class Gains:
             f"{self.draft}: {self.gain:.2f}x of plain decoding ({least:.2f} to {most:.2f}), "
             f"{self.plain:.1f} -> {self.gain * self.plain:.1f} tokens/s, {self.tokens:.3f} tokens a step"
         )
+
+
+def median_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range that contains the true median in 19 of 20 measurements, by its rank."""
+    ordered, count = sorted(values), len(values)
+    outside = max(0, math.floor((count - 1.96 * count**0.5) / 2))
+    return ordered[outside], ordered[-1 - outside]
 
 
 def compare(model: str, drafts: Sequence[str], prompts: Sequence[Sequence[int]], device: str) -> list[Gains]:
@@ -103,25 +107,31 @@ def advice(
 ) -> Iterator[str]:
     """Yield the report's lines: speeds of all drafts, then a recommendation.
 
-    Without a known gain of the fastest trained draft, the last line has the reason.
+    Drafts are compared by their speed-ups of the same prompts. Without a known gain of the fastest trained draft, the
+    last line has the reason.
+
+    Args:
+        others: the present draft, if there is one, and n-grams, with which trained drafts are combined.
     """
     current = max(trained, key=lambda draft: draft.gain)
     prompts = f"{len(current.ratios)} held-out prompts, {NEW_TOKENS} greedy tokens each"
     yield f"end to end: {prompts}, one at a time, in turns with plain decoding"
     yield from (draft.line() for draft in (*trained, *others))
-    least, most = current.range
-    faster = [other for other in others if not other.doubt and other.range[0] > max(most, 1)]
+    known = [other for other in others if not other.doubt and other.gain > 1]
+    versus = {other.draft: median_range(ratios(current.ratios, other.ratios)) for other in known}
+    faster = [other for other in known if versus[other.draft][1] < 1]
+    equal = [name for name, (least, most) in versus.items() if least <= 1 <= most]
     serve, unknown = f"specinfer serve --model {model} --draft", "not known whether to serve it"
     if corpus_tokens < MIN_CORPUS_TOKENS:
         yield f"{unknown}: {corpus_tokens:,} tokens in the corpus, {MIN_CORPUS_TOKENS:,} are needed"
     elif current.doubt:
         yield f"{unknown}: {current.doubt}; specinfer bench --model {model} --draft {current.draft} measures again"
     elif faster:
-        yield f"do not serve it: {faster[0].draft} is faster; {serve} {faster[0].draft}"
-    elif most < 1:
+        best = max(faster, key=lambda other: other.gain).draft
+        yield f"do not serve it: {best} is faster; {serve} {best}"
+    elif current.range[1] < 1:
         yield f"do not serve it: it is not faster than plain decoding; {serve} none"
-    elif any(other.range[1] > least for other in others):
-        other = others[0].draft
-        yield f"serve it or {other}: it is not known which is faster; {serve} {current.draft}"
+    elif equal:
+        yield f"serve it or {equal[0]}: it is not known which is faster; {serve} {current.draft}"
     else:
         yield f"serve it: {serve} {current.draft}"

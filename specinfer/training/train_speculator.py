@@ -22,6 +22,8 @@ from specinfer.training.reading.texts import machine_folders, pieces
 from specinfer.training.run import Device, Target, Threads, place_for
 from specinfer.training.speculator_method import ChosenMethod, SpeculatorMethod, check_method, choose_method
 
+N_GRAMS = "ngram"
+"""Drafter in every comparison, as it drafts along with each trained draft."""
 INVENTED_PROMPTS = 2000
 """User turns that texts of this machine give, if there are no prompts."""
 
@@ -85,7 +87,7 @@ def train_speculator(
     run = SpeculatorRun(directory, config, asked, places, progress, flags, place)
     trained = run.train_ssm() if chosen.method is SpeculatorMethod.SSM else run.train_on_texts()
     console.print("measuring the speed with the new draft")
-    others = [*filter(None, [automatic_draft(model)])]
+    others = [*filter(None, [automatic_draft(model)]), N_GRAMS]
     ours, theirs = (compare(model, drafts, trained.prompts, place) for drafts in (trained.drafts, others))
     for line in advice(model, ours, theirs, trained.tokens):
         typer.echo(line)

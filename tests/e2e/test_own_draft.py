@@ -50,5 +50,5 @@ def test_a_draft_is_trained_from_texts_and_measured(default_model: Path, tmp_pat
     measured = [
         re.match(r"(ngram\+\w+,model=own\S*|\S+): \d\.\d\dx of plain decoding", line) for line in lines
     ]
-    assert len([match for match in measured if match]) == 3, "both, and the SSM that ships"
+    assert len([match for match in measured if match]) == 4, "both, the SSM that ships, n-grams"
     assert re.match(r"not known whether to serve it: |do not serve it: |serve it", lines[-1])

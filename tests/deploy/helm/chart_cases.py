@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.settings import GatewaySettings
+from specinfer.options import model_options
 from specinfer.service.settings import ServiceSettings
 from speculator_svc.settings import SpeculatorSettings
 from tests.deploy.helm.chart import render
@@ -84,6 +85,7 @@ def load_settings(word: str, environment: dict[str, str], monkeypatch: pytest.Mo
         for name, value in environment.items():
             if name.startswith(prefix) and "_TLS_" not in name:  # the files are not here
                 context.setenv(name, value)
+        context.setattr(model_options, "check_device", lambda device: None)  # the pod's, not this machine's
         settings = SETTINGS[word].load(word, [])
     unknown = {name for name in environment if name.startswith(prefix)} - {
         prefix + name.upper() for name in SETTINGS[word].model_fields

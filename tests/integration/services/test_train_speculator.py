@@ -94,7 +94,7 @@ def test_a_gguf_file_of_another_family_gets_drafts(
     out = train(model=model)
     shown = capsys.readouterr().out
     flags = [line.split(": ")[0] for line in shown.splitlines() if line.startswith("ngram+")]
-    both = [f"ngram+eagle,model={out},weights=q4_0", f"ngram+blockwise,model={out}-blockwise"]
+    both = [f"ngram+eagle,model={out}", f"ngram+blockwise,model={out}-blockwise"]
     assert flags == (both if dense else [f"ngram+blockwise,model={out}"])
     texts = []
     for draft in ("none", *(flag.removeprefix("ngram+") for flag in flags)):

@@ -31,7 +31,7 @@ from benchmarks.gpu.services import up
 from benchmarks.gpu.timers import HostTimer
 from benchmarks.synthetic import WARNING
 from specinfer.client import Answer
-from specinfer.errors import SettingError
+from specinfer.errors import SettingError, UnavailableError
 from tests.unit.model.gpu.passes import DEVICE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -196,6 +196,13 @@ def test_another_text_over_http_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(services, "_over_http", lambda *_: ["the text", "the test"])
         with pytest.raises(WrongTextError, match="3 answers differ"):
             list(services._texts(one, served, loop))
+
+
+def test_a_failure_of_services_shows_their_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "verifier.log").write_text("the last words\n")
+    with pytest.raises(UnavailableError), services._logs_of_failures(tmp_path):
+        raise UnavailableError("verifier ended")
+    assert "verifier.log\nthe last words" in capsys.readouterr().err
 
 
 def test_services_of_random_models_answer_as_plain_decoding() -> None:

@@ -7,6 +7,7 @@ import pytest
 from specinfer.llm.draft_gains import Gains, advice
 
 SIBLING = Gains("small", 20.0, (*(1.1, 1.5), *[1.4] * 38), 1.6)
+SLOWER = Gains("slower", 20.0, (0.96,) * 40, 1.6)
 SERVE = "serve it: specinfer serve --model m --draft own"
 UNKNOWN = "not known whether to serve it: "
 
@@ -31,6 +32,20 @@ def own(least: float, most: float, tokens: float, draft: str = "own", prompts: i
         ),
         ([own(0.8, 0.95, 1.5)], [], "do not serve it: .*--draft none"),
         ([own(0.8, 0.95, 1.5)], [SIBLING], "do not serve it: small is faster; .* --draft small"),
+        ([own(0.8, 0.95, 1.5)], [SLOWER], "do not serve it: .*--draft none"),
+        # each prompt gains as much from n-grams, which also draft along with it
+        (
+            [own(1.1, 1.3, 1.4)],
+            [SIBLING, own(1.1, 1.3, 1.4, "ngram")],
+            "do not serve it: small is faster; .*",
+        ),
+        (
+            [own(1.1, 1.3, 1.4)],
+            [own(1.1, 1.3, 1.4, "ngram")],
+            "serve it or ngram: it is not known which is faster; .* --draft own",
+        ),
+        # a small difference that every prompt shows, although both spread much
+        ([own(1.15, 1.45, 1.5)], [own(1.1, 1.4, 1.5, "ngram")], SERVE),
         ([own(4.6, 4.8, 1.0)], [], UNKNOWN + r"4\.70x is impossible with 1\.000 tokens a step; .*"),
         ([own(1.2, 1.2, 1.0)], [SIBLING], UNKNOWN + r"1\.20x is impossible with 1\.000 tokens a step; .*"),
         ([own(0.9, 1.3, 1.4)], [], UNKNOWN + r"the range 0\.90 to 1\.30 contains 1; .*"),
