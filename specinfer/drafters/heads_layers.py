@@ -39,12 +39,17 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.nn.functional as F
 
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, naming
 from specinfer.model.torch.linear import Linear
 from specinfer.model.torch.parts import Parts, soft_capped
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config
-from specinfer.model.weights.draft_checkpoint import checked_config, own_tensors, save_checkpoint
+from specinfer.model.weights.draft_checkpoint import (
+    checked_config,
+    checked_tokens,
+    own_tensors,
+    save_checkpoint,
+)
 from specinfer.model.weights.families import EMBEDDING
 
 _COUNT = "num_heads"
@@ -108,9 +113,11 @@ def load_heads(kind: type[H], directory: Path, target_directory: Path) -> H:
     count = config.get(_COUNT)
     if not isinstance(count, int) or count < 1:
         raise IncompatibleError(f"{directory}: {_COUNT} = {count!r} must be a positive whole number")
+    vocabulary = load_config(target_directory).vocab_size
     if token_ids is None:
-        token_ids = torch.arange(load_config(target_directory).vocab_size)
-    return kind(tensors, token_ids, count)
+        token_ids = torch.arange(vocabulary)
+    with naming(directory):
+        return kind(tensors, checked_tokens(token_ids, len(token_ids), vocabulary), count)
 
 
 _NORM, _HEAD = "model.norm", "lm_head"

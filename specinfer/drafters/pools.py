@@ -19,8 +19,8 @@ MODEL_DRAFTERS = frozenset(
 )
 """Drafters that get the target's model, type and device by default."""
 
-TRAINED = {DEFAULT_MODEL: "ssm-smollm2-135m"}
-"""SSMs shipped in models/, by target."""
+TRAINED = {DEFAULT_MODEL: "ssm-smollm2-135m", "qwen2.5-coder-1.5b": "eagle-qwen2.5-coder-1.5b"}
+"""Drafts shipped in models/, by target."""
 
 
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.system.machine import available_memory
+from specinfer.errors import SettingError
+from specinfer.system.machine import available_memory, check_device
 
 MACHINE = "MemTotal: 9000 kB\nMemAvailable:    2000 kB\n"
 UNLIMITED = {"memory.max": "max\n", "memory.current": "5\n"}
@@ -84,3 +85,27 @@ def test_a_limit_of_version_1_counts_above_what_a_container_sees(tmp_path: Path)
         "memory/memory.stat": "hierarchical_memory_limit 1000000\ntotal_inactive_file 50000\n",
     }
     assert machine(tmp_path, V1.format(root="/docker/x"), "4:memory:/docker/x\n", files) == 650_000
+
+
+@pytest.mark.parametrize(("device", "count"), [("cuda", 1), ("cuda:1", 2), ("cpu", 0), ("", 0)])
+def test_a_device_that_is_there_is_accepted(device: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    check_device(device)
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ("cuda", "torch finds 0 GPUs"),
+        ("cuda:3", "torch finds 0 GPUs"),
+        ("meta", "has no memory"),
+        ("mps", ""),
+        ("abacus", ""),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    device: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(SettingError, match=f"device = '{device}': {why}"):
+        check_device(device)

@@ -4,10 +4,11 @@
     NAME_scale      float16 [rows, columns / 32]
     NAME_shape      rows, columns
 
-The numbers are those of Q4_0 and Q8_0, so that the compiled kernels multiply what is stored.
+The numbers are those of Q4_0, so that the compiled kernels multiply what is stored; `fc` has those of Q8_0, and is
+multiplied in the model's type.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,14 +47,14 @@ def _packed(matrix: torch.Tensor, bits: int) -> dict[str, torch.Tensor]:
     return packed(torch.from_numpy(values.reshape(len(matrix), -1)), torch.from_numpy(scale), bits)
 
 
-def _group(target: str, bits: int) -> dict[str, Any]:
+def _group(targets: Sequence[str], bits: int) -> dict[str, Any]:
     weights = {"type": "int", "num_bits": bits, "symmetric": True, "strategy": "group", "group_size": _BLOCK}
-    return {"targets": [target], "weights": weights}
+    return {"targets": [*targets], "weights": weights}
 
 
 FOUR_BITS = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
-    "config_groups": {"group_0": _group("re:layers.*_proj", 4), "group_1": _group("fc", 8)},
+    "config_groups": {"group_0": _group(["re:layers.*_proj", "lm_head"], 4), "group_1": _group(["fc"], 8)},
 }
 """`quantization_config` of a checkpoint in 4 bits."""

@@ -144,7 +144,8 @@ def _keep(directory: Path, executor: str, probe: Probe) -> None:
     content: dict[str, object] = {"model": str(directory), "executor": probe.executor, "distances": distances}
     store_value(record_path(directory, executor), content)
     farthest = max(distances.values())
-    log.info("%s: logits agree with transformers (maximum difference %.1e)", directory, farthest)
+    difference = "%s: logits of the %s executor agree with transformers (maximum difference %.1e)"
+    log.info(difference, directory, probe.executor, farthest)
 
 
 def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:

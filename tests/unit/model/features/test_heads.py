@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_file
 from torch import nn
 
 from specinfer.drafters.checkpoint import load_draft
@@ -136,6 +136,12 @@ def test_checkpoints_are_read_as_they_were_written(kind: type[HeadsSource], tmp_
     (tmp_path / "h" / "config.json").write_text(json.dumps(config | {"num_heads": "many"}))
     with pytest.raises(IncompatibleError, match="num_heads = "):
         load_draft(tmp_path / "h", target)
+    (tmp_path / "h" / "config.json").write_text(json.dumps(config))
+    for tokens in ([3, 5, 8, 97], [-1, 5, 8, 90]):
+        moved = torch.tensor(tokens) - torch.arange(4)
+        save_file(stored | {"d2t": moved}, tmp_path / "h" / "model.safetensors")
+        with pytest.raises(IncompatibleError, match="h: d2t must give distinct target tokens below 97"):
+            load_draft(tmp_path / "h", target)
 
 
 def test_what_cannot_run_heads_is_refused() -> None:
