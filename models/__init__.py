@@ -1,1 +1,1 @@
-"""Data only: the registry of known models (`registry.toml`), and the default model's SSM."""
+"""Data only: the registry of known models (`registry.toml`), and trained drafts."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file, save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from specinfer.drafters.checkpoint import load_draft
