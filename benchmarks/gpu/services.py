@@ -211,7 +211,7 @@ def _resumed(system: LocalSystem, one: Served, served: ServedShape, loop: asynci
 async def _interrupted(
     one: Served, prompt: Sequence[int], new_tokens: int, fault: Callable[[], object]
 ) -> tuple[list[int], int]:
-    """Return an answer's tokens, and the number of those that came before `fault` was called."""
+    """Return an answer's tokens, and how many of them came before the call of `fault`."""
     async with AsyncClient(one.address) as client:
         stream = client.stream(prompt, max_new_tokens=new_tokens, speculation="always", **_GREEDY)
         tokens = list[int]()

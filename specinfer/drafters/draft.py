@@ -71,16 +71,16 @@ def default_services(model: str, target: PassOptions = _USUAL) -> dict[str, Flag
 def automatic_draft(model: str, target: PassOptions = _USUAL) -> str:
     """Return and log the available draft of a model; empty if none."""
     fitting = fitting_drafts(model)
-    here = next((known.name for known in fitting if is_pulled(known.name)), "")
-    own = model if has_own_mtp(resolve_model(model)) else ""
+    sibling = next((known.name for known in fitting if is_pulled(known.name)), "")
+    own_layer = model if has_own_mtp(resolve_model(model)) else ""
     used = ""
-    for name in filter(None, (own, here, TRAINED.get(model, ""))):
-        said = f"draft of {model}: " + ("the model's own MTP layer" if name == own else name)
-        reads_states = name == own or (name != here and method_of(resolve_model(name)) != "ssm")
+    for name in filter(None, (own_layer, sibling, TRAINED.get(model, ""))):
+        described = f"draft of {model}: " + ("the model's own MTP layer" if name == own_layer else name)
+        reads_states = name == own_layer or (name != sibling and method_of(resolve_model(name)) != "ssm")
         if reads_states and not _returns_states(model, target):
-            log.info("%s is not used: the generic executor returns no hidden states", said)
+            log.info("%s is not used: the generic executor returns no hidden states", described)
             continue
-        log.info("%s (--draft none switches it off)", said)
+        log.info("%s (--draft none switches it off)", described)
         used = name
         break
     if fitting and used in ("", TRAINED.get(model)):

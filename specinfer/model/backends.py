@@ -135,7 +135,7 @@ def candidates(name: str, device: str) -> list[Backend]:
 
 
 def planned_backend(config: ModelConfig, options: PassOptions) -> tuple[Backend | None, list[str]]:
-    """Return the first backend that can run a model, if any, and why those before cannot."""
+    """Return the first suitable backend, or None, and the reasons against those before it."""
     chosen, reasons = find_format(options.weights), list[str]()
     for backend in candidates(options.executor, options.device):
         if not (reason := backend.runs(config, chosen, options)):
@@ -145,7 +145,7 @@ def planned_backend(config: ModelConfig, options: PassOptions) -> tuple[Backend 
 
 
 def choose_backend(config: ModelConfig, options: PassOptions) -> Backend:
-    """Return the first of `candidates` that can run a model; log why those before cannot."""
+    """Return the first suitable backend; log the reasons against those before it."""
     backend, reasons = planned_backend(config, options)
     name, dtype, weights = options.executor, options.dtype, find_format(options.weights)
     if backend is None:

@@ -57,7 +57,7 @@ from specinfer.model.weights.families import EMBEDDING, open_weights
 from specinfer.model.weights.trimmed import trimmed
 
 ALGORITHM = "eagle3"
-OF_TARGET = (EMBEDDING, "model.norm.weight", "lm_head.weight")
+OF_TARGET = (EMBEDDING, "model.norm.weight", HEAD)
 """Tensors that are the target's if the file has none."""
 _UNKNOWN_PARTS = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
 """Fields of parts that are not supported, with the only accepted values."""

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,7 @@ from specinfer.errors import FaultError
 from specinfer.request.sampling import GREEDY
 from specinfer.system.parent_process import ending_with_us
 from specinfer.system.threads import LAST, give_way
+from specinfer.training.corpus import parts_within
 from specinfer.training.online.replay import Episode
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -48,20 +49,6 @@ async def run_trials(
         raise FaultError("checkpoints could not be compared", RuntimeError(f"exit {process.returncode}"))
     rows: list[Sequence[int]] = json.loads(output)
     return rows
-
-
-def parts_of_room(texts: Sequence[tuple[Sequence[int], int]], room: int) -> Iterator[list[int]]:
-    """Yield indices of consecutive texts that fit the cache together."""
-    part, used = list[int](), 0
-    for place, (tokens, _) in enumerate(texts):
-        needed = len(tokens) + SPARE_TOKENS
-        if part and used + needed > room:
-            yield part
-            part, used = [], 0
-        part.append(place)
-        used += needed
-    if part:
-        yield part
 
 
 def steps_of(drafter: Drafter, texts: Sequence[tuple[Sequence[int], int]]) -> list[int]:
@@ -103,8 +90,8 @@ def main() -> None:
     for model in asked["models"]:
         options = DrafterOptions(**asked["options"] | {"model": model})
         drafter, steps = make_drafter(asked["drafter"], options), list[int]()
-        for part in parts_of_room(texts, options.kv_tokens):
-            steps += steps_of(drafter, [texts[place] for place in part])
+        for part in parts_within(texts, lambda text: len(text[0]) + SPARE_TOKENS, options.kv_tokens):
+            steps += steps_of(drafter, part)
         columns.append(steps)
     json.dump(list(zip(*columns, strict=True)), sys.stdout)
 

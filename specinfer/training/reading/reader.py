@@ -11,7 +11,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.text.tokenizer import Tokenizer
-from specinfer.training.corpus import Continuation, open_prompt, whole_prompt
+from specinfer.training.corpus import Continuation, open_prompt, parts_within, whole_prompt
 from specinfer.training.distil import LONGEST_STEP_S, Reports, progress_bar
 from specinfer.training.reading.kept import KeptText, KeptTexts
 from specinfer.training.reading.texts import FoundText
@@ -25,6 +25,10 @@ MAX_BYTES = 8_000_000_000
 class AnswerText(NamedTuple):
     digest: str
     item: Continuation
+
+    @property
+    def tokens(self) -> int:
+        return len(self.item.prompt) + len(self.item.output)
 
 
 def as_answer(
@@ -60,7 +64,7 @@ def read_texts(
         shown = Reports(bar, "reading", seconds / 60)
         for group in _groups(_unread(tokenizer, found, kept, runner.config)):
             stored += _read(runner, group, kept)
-            tokens += sum(len(text.item.prompt) + len(text.item.output) for text in group)
+            tokens += sum(text.tokens for text in group)
             now = time.monotonic()
             passed, last = passed + min(now - last, LONGEST_STEP_S), now
             shown.show(passed / 60, tokens, "read ")
@@ -97,16 +101,7 @@ def _unread(
 
 def _groups(texts: Iterable[AnswerText]) -> Iterator[list[AnswerText]]:
     """Yield texts for one pass each."""
-    group, tokens = list[AnswerText](), 0
-    for text in texts:
-        length = len(text.item.prompt) + len(text.item.output)
-        if group and tokens + length > PASS_TOKENS:
-            yield group
-            group, tokens = [], 0
-        group.append(text)
-        tokens += length
-    if group:
-        yield group
+    return parts_within(texts, lambda text: text.tokens, PASS_TOKENS)
 
 
 def _read(runner: ModelRunner, group: Sequence[AnswerText], kept: KeptTexts) -> int:
