@@ -130,9 +130,8 @@ def _announced(child: Child, context: GpuContext) -> str:
     """Wait until a server is ready; return its gRPC address."""
     while context.left > 0:
         child.check()
-        for server in running_servers():
-            if server.pid == child.pid:
-                return server.address
+        if address := next((one.address for one in running_servers() if one.pid == child.pid), ""):
+            return address
         time.sleep(0.1)
     raise UnavailableError(f"serve is not ready: {child.last_line()}")
 
@@ -205,6 +204,7 @@ def _resumed(system: LocalSystem, one: Served, served: ServedShape, loop: asynci
             raise WrongTextError(f"{name}: the resumed answer differs from plain decoding")
         seconds = time.monotonic() - started
         yield f"{name} after {early} of {len(tokens)} tokens: resumed, equal, {seconds:.1f} s."
+    system._wait("verifier", system.verifier)  # the answer may have been complete before the kill
     yield ""
 
 
