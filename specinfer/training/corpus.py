@@ -8,7 +8,7 @@ token.
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -182,7 +182,6 @@ class Teaching(Protocol):
         """Return the batch on a device."""
 
 
-T = TypeVar("T")
 B = TypeVar("B", bound=Teaching, covariant=True)
 
 
@@ -225,20 +224,6 @@ class Examples:
         items = [self.corpus[i] for i in indices]
         counted = [self.counted[i] for i in indices] if self.counted is not None else None
         return _batch(items, [self.labels[i] for i in indices], counted)
-
-
-def parts_within(items: Iterable[T], size_of: Callable[[T], int], room: int) -> Iterator[list[T]]:
-    """Yield parts of consecutive items that fit in `room`; a larger item is one part."""
-    part, used = list[T](), 0
-    for item in items:
-        size = size_of(item)
-        if part and used + size > room:
-            yield part
-            part, used = [], 0
-        part.append(item)
-        used += size
-    if part:
-        yield part
 
 
 def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Iterator[tuple[list[int], B]]:

@@ -17,8 +17,8 @@ from specinfer.errors import FaultError
 from specinfer.request.sampling import GREEDY
 from specinfer.system.parent_process import ending_with_us
 from specinfer.system.threads import LAST, give_way
-from specinfer.training.corpus import parts_within
 from specinfer.training.online.replay import Episode
+from specinfer.training.reading.texts import parts_within
 from specinfer.tree import TokenTree, TreeLimits
 
 LIMITS = TreeLimits(nodes=8, depth=6)

@@ -11,10 +11,10 @@ from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.text.tokenizer import Tokenizer
-from specinfer.training.corpus import Continuation, open_prompt, parts_within, whole_prompt
+from specinfer.training.corpus import Continuation, open_prompt, whole_prompt
 from specinfer.training.distil import LONGEST_STEP_S, Reports, progress_bar
 from specinfer.training.reading.kept import KeptText, KeptTexts
-from specinfer.training.reading.texts import FoundText
+from specinfer.training.reading.texts import FoundText, parts_within
 
 SEQUENCE_TOKENS = 512
 PASS_TOKENS = 1024

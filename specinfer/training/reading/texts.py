@@ -13,11 +13,11 @@ import re
 import sysconfig
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from specinfer.errors import SettingError
 
@@ -48,6 +48,9 @@ _RAW_MARKS = re.compile(r"<[a-z!/][^>]*>|^\s*(\.\. |:[a-z]+:|\|.*\|$|[=\-~^#*+]{
 _DOCUMENTATION = Path("/usr/share/doc")
 PACKAGES = "python3-doc, python-pandas-doc, sqlite3-doc, nodejs-doc"
 """Debian packages of documentation, for machines with little of it."""
+
+
+T = TypeVar("T")
 
 
 class FoundText(NamedTuple):
@@ -228,3 +231,17 @@ def _without_tags(page: str) -> str:
     stripper.feed(page)
     text = "".join(stripper.parts).replace("¶", "")
     return "\n".join(line.strip(" ") if line[:2] != "  " else line for line in text.split("\n"))
+
+
+def parts_within(items: Iterable[T], size_of: Callable[[T], int], room: int) -> Iterator[list[T]]:
+    """Yield parts of consecutive items that fit in `room`; a larger item is one part."""
+    part, used = list[T](), 0
+    for item in items:
+        size = size_of(item)
+        if part and used + size > room:
+            yield part
+            part, used = [], 0
+        part.append(item)
+        used += size
+    if part:
+        yield part
