@@ -70,7 +70,7 @@ def check_speculator(setting: str, flags: Flags, known_names: Collection[str] = 
         if "model" in options:
             resolve_model(options["model"])
         DrafterOptions.read({flag: text for flag, text in options.items() if flag not in known_names})
-        check_device(options.get("device", ""))
+        check_device(options.get("device", "cpu"))
     except SettingError as error:
         raise error.renamed(f"{setting}: {error.field}") from error
 

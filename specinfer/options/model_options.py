@@ -218,7 +218,9 @@ def check_values(options: object) -> None:
         if option.choices and value not in option.choices:
             raise SettingError(name, value, f"must be one of {', '.join(option.choices)}")
         _check_number(name, value, dict(_alternatives(hint)))
-    check_device(getattr(options, "device", ""))
+    device = getattr(options, "device", "cpu")
+    if device != getattr(type(options), "device", ""):  # a command's default may be the empty text
+        check_device(device)
 
 
 def as_text(value: object) -> str:

@@ -48,8 +48,8 @@ def is_cuda(device: str) -> bool:
 
 
 def check_device(device: str) -> None:
-    """Check that torch can use a device; empty: not given."""
-    if device in ("", "cpu"):  # the usual case, without torch
+    """Check that torch can use a device."""
+    if device == "cpu":  # the usual case, without torch
         return
     torch, why = import_module("torch"), ""
     try:

@@ -41,14 +41,15 @@ MISSING = "cuda:99"
 
 @pytest.mark.parametrize("settings", [VerifierSettings, SpeculatorSettings, ServeSettings])
 def test_a_service_refuses_a_missing_device_with_its_settings(settings: Any) -> None:
-    for device in (MISSING, "gpu"):
+    for device in (MISSING, "gpu", ""):
         with pytest.raises(SettingError, match=f"device = '{device}': "):
             settings.load("program", ["--device", device])
 
 
 def test_the_library_and_commands_refuse_a_missing_device() -> None:
-    with pytest.raises(SettingError, match=f"device = '{MISSING}': "):
-        LLMOptions(device=MISSING)
+    for device in (MISSING, ""):
+        with pytest.raises(SettingError, match=f"device = '{device}': "):
+            LLMOptions(device=device)
     with pytest.raises(SettingError, match=f"device = '{MISSING}': "):
         check_values(LocalFlags(device=MISSING))
     check_values(LocalFlags())
