@@ -218,8 +218,7 @@ def check_values(options: object) -> None:
         if option.choices and value not in option.choices:
             raise SettingError(name, value, f"must be one of {', '.join(option.choices)}")
         _check_number(name, value, dict(_alternatives(hint)))
-    device = getattr(options, "device", "cpu")
-    if device != getattr(type(options), "device", ""):  # a command's default may be the empty text
+    if (device := getattr(options, "device", "cpu")) != getattr(type(options), "device", ""):  # given
         check_device(device)
 
 

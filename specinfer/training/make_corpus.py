@@ -67,19 +67,7 @@ def make_corpus(
     options = RunnerOptions(kv_tokens=batch * 1024, device=pick_device(device))
     runner = load_checked(directory, options)
     maker = CorpusMaker(runner, batch, seed)
-    stops = runner.config.eos_token_ids
-    opening = open_prompt(tokenizer, stops)
-    inventions = maker.run(
-        "inventing",
-        inventions_path,
-        [(f"invented-{i}", opening, 1.0) for i in range(invent)],
-        _INVENTION_TOKENS,
-    )
-    invented = {
-        i: tokenizer.decode(item.output)
-        for i, item in inventions.items()
-        if usable(tokenizer, item.output, stops)
-    }
+    invented = maker.invent(tokenizer, inventions_path, invent)
     asked = {f"prompt-{i}": text for i, text in enumerate(chosen)} | invented
     jobs = continuation_jobs(tokenizer, asked, temperature, seed)
     known = len(finished_jobs(out))
@@ -117,6 +105,20 @@ class CorpusMaker:
     ) -> None:
         """Create the maker; `batch` continuations run at once, `keep` as in `continue_prompts`."""
         self._runner, self._batch, self._seed, self._keep = runner, batch, seed, keep
+
+    def invent(
+        self, tokenizer: Tokenizer, path: Path, count: int, seconds: float = math.inf
+    ) -> dict[str, str]:
+        """Return the usable ones of at most `count` user turns that the model invents, by id."""
+        stops = self._runner.config.eos_token_ids
+        opening = open_prompt(tokenizer, stops)
+        jobs = [(f"invented-{i}", opening, 1.0) for i in range(count)]
+        inventions = self.run("inventing", path, jobs, _INVENTION_TOKENS, 0, seconds)
+        return {
+            i: tokenizer.decode(item.output)
+            for i, item in inventions.items()
+            if usable(tokenizer, item.output, stops)
+        }
 
     def run(
         self,

@@ -17,6 +17,7 @@ from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.text.prompts import read_prompts
 from specinfer.training.distil import console
 from specinfer.training.feature_training import FeatureFlags
+from specinfer.training.reading.kept import HELD_OUT, OWN
 from specinfer.training.reading.stages import MIN_PROMPTS, PROGRESS, RunProgress, SpeculatorRun
 from specinfer.training.reading.texts import machine_folders, pieces
 from specinfer.training.run import Device, Target, Threads, place_for
@@ -42,7 +43,7 @@ def train_speculator(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help=r"JSONL file of objects with `turns: \[text]`, which the target answers; not given: from texts."
+            help=r"JSONL file of objects with `turns: \[text]` to answer; not given: from texts, and invented."
         ),
     ] = None,
     text: TextPlaces = None,
@@ -107,6 +108,7 @@ def _prompts(path: Path | None, places: Sequence[Path], seed: int) -> list[str]:
 
 
 def _throw_away(work: Path) -> None:
-    """Remove an earlier run's state. States of texts stay: they belong to the target."""
-    for path in (*work.glob("state*.pt"), work / PROGRESS, work / "corpus.jsonl"):
+    """Remove an earlier run's state and answers. States of read texts stay: they belong to the target."""
+    answers = (path for kind in (OWN, HELD_OUT) for path in (work / "read").glob(f"{kind}-*.npz"))
+    for path in (*work.glob("state*.pt"), *work.glob("*.jsonl"), *answers, work / PROGRESS):
         path.unlink(missing_ok=True)

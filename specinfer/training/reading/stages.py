@@ -19,6 +19,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.source import algorithm_of, is_draft_checkpoint
+from specinfer.text.prompts import read_prompts
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.training.corpus import finished_jobs, read_corpora
 from specinfer.training.distil import console
@@ -36,8 +37,10 @@ from specinfer.training.train_ssm import train_ssm
 
 CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
 """Share of time for the corpus of an SSM, and the minimum share for training."""
-READING_SHARE, WRITING_SHARE, MEASURING_SHARE = 0.35, 0.15, 0.05
-"""Shares of time for a draft on hidden states: read texts, own answers, the comparison."""
+READING_SHARE, INVENTING_SHARE, WRITING_SHARE, MEASURING_SHARE = 0.35, 0.03, 0.12, 0.05
+"""Shares of time for a draft on hidden states: read texts, invent prompts, own answers, the comparison."""
+LEAST_TURNS, MOST_INVENTED = 200, 2000
+"""User turns of texts that are asked if the model invents fewer prompts, and its most inventions."""
 EAGLE_SHARE = 0.7
 """EAGLE's share of the training time; the rest is for blockwise heads."""
 MIN_NEW_TOKENS = 32
@@ -45,8 +48,8 @@ MIN_NEW_TOKENS = 32
 MIN_PROMPTS = 10
 CORPUS_BATCH = 48
 """Continuations at once, limited by the memory of their caches."""
-PROGRESS, UNITS, STARTED = "progress.json", "units.json", "started"
-"""Files of the work directory: the run's state, inner units of EAGLE, the run's start."""
+PROGRESS, UNITS, STARTED, ASKED = "progress.json", "units.json", "started", "prompts.jsonl"
+"""Files of the work directory: the run's state, inner units of EAGLE, the run's start, all prompts."""
 
 
 @dataclass(slots=True)
@@ -200,8 +203,10 @@ class SpeculatorRun:
                 found = pieces(self.places, progress.seed)
                 read_texts(runner, tokenizer, found, kept, left)
         with progress.timed(self.work):
-            left = 60 * progress.minutes * (READING_SHARE + WRITING_SHARE) - progress.spent_s
-            write_answers(runner, tokenizer, self.asked, kept, self.work, max(left, 0.0), progress.seed)
+            asked = self._asked_of(runner, tokenizer)
+            before_training = READING_SHARE + INVENTING_SHARE + WRITING_SHARE
+            left = 60 * progress.minutes * before_training - progress.spent_s
+            write_answers(runner, tokenizer, asked, kept, self.work, max(left, 0.0), progress.seed)
             if progress.method == SpeculatorMethod.EAGLE:
                 read = (text.item for text in kept.texts())
                 units = active_units(runner, open_weights(self.directory, self.config), read)
@@ -209,6 +214,24 @@ class SpeculatorRun:
         over = progress.spent_s / 60 + MEASURING_SHARE * progress.minutes
         progress.training_minutes = max(progress.minutes - over, TRAINING_SHARE * progress.minutes)
         progress.save(self.work)
+
+    def _asked_of(self, runner: ModelRunner, tokenizer: Tokenizer) -> tuple[str, ...]:
+        """Return the prompts to answer: those of a file, else user turns of texts and as many invented ones.
+
+        The turns of texts are of few kinds; a draft trained on their answers guesses other answers badly.
+        """
+        path, progress = self.work / ASKED, self.progress
+        if not path.is_file():
+            asked = list(self.asked)
+            if not progress.prompts:
+                maker = CorpusMaker(runner, BATCH, progress.seed)
+                seconds = 60 * progress.minutes * INVENTING_SHARE
+                invented = maker.invent(tokenizer, self.work / "invented.jsonl", MOST_INVENTED, seconds)
+                asked = [*asked[: max(len(invented), LEAST_TURNS)], *invented.values()]
+            partial = self.work / "prompts.part"
+            partial.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in asked))
+            partial.replace(path)
+        return read_prompts(path)
 
     def _write_corpus(self, corpus: Path) -> None:
         """Make an SSM's corpus; store the time left for training."""
@@ -218,9 +241,9 @@ class SpeculatorRun:
             console.print(
                 f"continuing with {known} continuations in {corpus}", soft_wrap=True, highlight=False
             )
-        asked = {f"prompt-{i}": text for i, text in enumerate(self.asked)}
-        jobs = continuation_jobs(tokenizer, asked, 0.8, progress.seed)
         with progress.timed(self.work):
+            asked = {f"prompt-{i}": text for i, text in enumerate(self._asked_of(runner, tokenizer))}
+            jobs = continuation_jobs(tokenizer, asked, 0.8, progress.seed)
             left = CORPUS_SHARE * 60 * progress.minutes - progress.spent_s
             maker = CorpusMaker(runner, batch, progress.seed)
             continuations = maker.run("corpus", corpus, jobs, MAX_NEW_TOKENS, LABEL_WIDTH, max(left, 0.0))
