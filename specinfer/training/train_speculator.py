@@ -25,8 +25,8 @@ from specinfer.training.speculator_method import ChosenMethod, SpeculatorMethod,
 
 N_GRAMS = "ngram"
 """Drafter in every comparison, as it drafts along with each trained draft."""
-INVENTED_PROMPTS = 2000
-"""User turns that texts of this machine give, if there are no prompts."""
+MOST_TURNS = 2000
+"""Maximum user turns of texts that are asked if there is no prompt file."""
 
 TextPlaces = Annotated[
     list[Path] | None,
@@ -36,7 +36,7 @@ TextPlaces = Annotated[
 
 def train_speculator(
     model: Target = DEFAULT_MODEL,
-    minutes: Annotated[float, typer.Option(help="Time for everything.")] = 60.0,
+    minutes: Annotated[float, typer.Option(help="Time for everything; the comparison may take more.")] = 60.0,
     out: Annotated[
         Path | None, typer.Option(help="Directory of the checkpoint; not given: ./speculator-MODEL.")
     ] = None,
@@ -98,7 +98,7 @@ def train_speculator(
 def _prompts(path: Path | None, places: Sequence[Path], seed: int) -> list[str]:
     """Return the texts that the target answers: a file's, or the user turns of texts."""
     if path is None:
-        found = [piece.turn for piece in islice(pieces(places, seed), INVENTED_PROMPTS)]
+        found = [piece.turn for piece in islice(pieces(places, seed), MOST_TURNS)]
     else:
         found = [*read_prompts(path)]
     if len(found) < MIN_PROMPTS:
