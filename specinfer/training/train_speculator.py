@@ -108,7 +108,7 @@ def _prompts(path: Path | None, places: Sequence[Path], seed: int) -> list[str]:
 
 
 def _throw_away(work: Path) -> None:
-    """Remove an earlier run's state and answers. States of read texts stay: they belong to the target."""
+    """Remove an earlier run's state and answers; states of read texts stay."""
     answers = (path for kind in (OWN, HELD_OUT) for path in (work / "read").glob(f"{kind}-*.npz"))
     for path in (*work.glob("state*.pt"), *work.glob("*.jsonl"), *answers, work / PROGRESS):
         path.unlink(missing_ok=True)

@@ -38,9 +38,9 @@ from specinfer.training.train_ssm import train_ssm
 CORPUS_SHARE, TRAINING_SHARE = 1 / 3, 1 / 4
 """Share of time for the corpus of an SSM, and the minimum share for training."""
 READING_SHARE, INVENTING_SHARE, WRITING_SHARE, MEASURING_SHARE = 0.35, 0.03, 0.12, 0.05
-"""Shares of time for a draft on hidden states: read texts, invent prompts, own answers, the comparison."""
+"""Shares of time: read texts, invent prompts, write answers, compare."""
 LEAST_TURNS, MOST_INVENTED = 200, 2000
-"""User turns of texts that are asked if the model invents fewer prompts, and its most inventions."""
+"""Turns of texts that are asked if fewer prompts are invented; maximum inventions."""
 EAGLE_SHARE = 0.7
 """EAGLE's share of the training time; the rest is for blockwise heads."""
 MIN_NEW_TOKENS = 32
@@ -49,7 +49,7 @@ MIN_PROMPTS = 10
 CORPUS_BATCH = 48
 """Continuations at once, limited by the memory of their caches."""
 PROGRESS, UNITS, STARTED, ASKED = "progress.json", "units.json", "started", "prompts.jsonl"
-"""Files of the work directory: the run's state, inner units of EAGLE, the run's start, all prompts."""
+"""Files of the work directory: state, inner units of EAGLE, start, prompts."""
 
 
 @dataclass(slots=True)
@@ -216,7 +216,7 @@ class SpeculatorRun:
         progress.save(self.work)
 
     def _asked_of(self, runner: ModelRunner, tokenizer: Tokenizer) -> tuple[str, ...]:
-        """Return the prompts to answer: those of a file, else user turns of texts and as many invented ones.
+        """Return the prompts of a file, else turns of texts and as many invented ones.
 
         The turns of texts are of few kinds; a draft trained on their answers guesses other answers badly.
         """
