@@ -51,13 +51,14 @@ def check_device(device: str) -> None:
     """Check that torch can use a device."""
     if device == "cpu":  # the usual case, without torch
         return
-    torch, why = import_module("torch"), ""
+    torch = import_module("torch")
     try:
         if is_cuda(device):  # counted without a context, which would take memory of the device
             number, count = torch.device(device).index or 0, torch.cuda.device_count()
             why = f"torch finds {count} GPUs" if number >= count else ""
         else:
             torch.empty(0, device=device)
+            why = "has no memory" if device == "meta" else ""
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).splitlines()[0]
     if why:

@@ -98,6 +98,7 @@ def test_a_device_that_is_there_is_accepted(device: str, count: int, monkeypatch
     [
         ("cuda", "torch finds 0 GPUs"),
         ("cuda:3", "torch finds 0 GPUs"),
+        ("meta", "has no memory"),
         ("mps", ""),
         ("abacus", ""),
     ],

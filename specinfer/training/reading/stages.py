@@ -73,6 +73,7 @@ class RunProgress:
         path = work / PROGRESS
         if not path.is_file():
             work.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (work / ASKED).unlink(missing_ok=True)  # of a run that is over
             return fresh
         progress = cls(**json.loads(path.read_bytes()))
         for name in ("target", "prompts", "method", "minutes", "seed"):
@@ -222,6 +223,7 @@ class SpeculatorRun:
         """
         path, progress = self.work / ASKED, self.progress
         if not path.is_file():
+            progress.save(self.work)  # a run that has prompts is known to be one
             asked = list(self.asked)
             if not progress.prompts:
                 maker = CorpusMaker(runner, BATCH, progress.seed)

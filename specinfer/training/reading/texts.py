@@ -48,8 +48,6 @@ _RAW_MARKS = re.compile(r"<[a-z!/][^>]*>|^\s*(\.\. |:[a-z]+:|\|.*\|$|[=\-~^#*+]{
 _DOCUMENTATION = Path("/usr/share/doc")
 PACKAGES = "python3-doc, python-pandas-doc, sqlite3-doc, nodejs-doc"
 """Debian packages of documentation, for machines with little of it."""
-
-
 T = TypeVar("T")
 
 

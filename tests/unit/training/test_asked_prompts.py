@@ -1,11 +1,13 @@
 """Without a prompt file a target answers turns of texts, and prompts that it invents."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from specinfer.errors import SettingError
 from specinfer.text.prompts import read_prompts
 from specinfer.training import train_speculator as command
 from specinfer.training.reading import stages, writer
@@ -54,6 +56,12 @@ def test_without_a_file_it_asks_turns_of_texts_and_prompts_that_the_model_invent
     assert read_prompts(work / "prompts.jsonl") == asked
     first = prompts_of(HELD_OUT)
     assert len(first) == 12
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(f'{{"turns": ["another {i}"]}}\n' for i in range(12)))
+    for name in ("out", "out-blockwise"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)  # moved elsewhere
+    with pytest.raises(SettingError, match=r"has another prompt for .* --overwrite"):
+        train(prompts=other)
 
     train(overwrite=True, seed=1)
     assert read_prompts(work / "prompts.jsonl") != asked
