@@ -72,6 +72,12 @@ def _why_not_native() -> str | None:
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Give every test the same random numbers, whichever tests ran before it."""
+    torch.manual_seed(0)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Give every worker its own ports, and compile the kernels once, before workers start."""
     worker = int(getattr(config, "workerinput", {"workerid": "gw0"})["workerid"].removeprefix("gw"))

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from specinfer.errors import SettingError
-from specinfer.system.append_file import private
+from specinfer.system.atomic_files import private
 
 _APPLICATION = 0x53706563
 """SQLite's `application_id` of our files."""

@@ -45,6 +45,7 @@ from specinfer.model.torch.parts import Parts, soft_capped
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
+    check_shapes,
     checked_config,
     checked_tokens,
     own_tensors,
@@ -113,11 +114,25 @@ def load_heads(kind: type[H], directory: Path, target_directory: Path) -> H:
     count = config.get(_COUNT)
     if not isinstance(count, int) or count < 1:
         raise IncompatibleError(f"{directory}: {_COUNT} = {count!r} must be a positive whole number")
-    vocabulary = load_config(target_directory).vocab_size
+    target = load_config(target_directory)
     if token_ids is None:
-        token_ids = torch.arange(vocabulary)
+        token_ids = torch.arange(target.vocab_size)
     with naming(directory):
-        return kind(tensors, checked_tokens(token_ids, len(token_ids), vocabulary), count)
+        heads = kind(tensors, checked_tokens(token_ids, len(token_ids), target.vocab_size), count)
+        check_shapes(tensors, _shapes(heads, target.hidden_size))
+    return heads
+
+
+def _shapes(heads: HeadsSource, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors' names and shapes."""
+    drafted, wide = len(heads.token_ids), heads.count * hidden
+    shapes: dict[str, tuple[int, ...]] = {"in_proj.weight": (wide, hidden), "out_proj.weight": (wide, wide)}
+    shapes |= {"in_proj.bias": (wide,), "out_proj.bias": (wide,)}
+    for head in range(heads.count):
+        shapes |= {f"{head}.0.linear.weight": (hidden, hidden), f"{head}.0.linear.bias": (hidden,)}
+        shapes[f"{head}.1.weight"] = (drafted, hidden)
+    rank = len(heads.tensors[f"{MARKOV_OUT}.weight"][0]) if heads.markov else 0
+    return shapes | {f"{MARKOV_IN}.weight": (rank, hidden), f"{MARKOV_OUT}.weight": (drafted, rank)}
 
 
 _NORM, _HEAD = "model.norm", "lm_head"

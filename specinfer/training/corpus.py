@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import InvalidInputError
-from specinfer.system.append_file import AppendFile, read_records
+from specinfer.system.atomic_files import AppendFile, read_records
 from specinfer.text.prompts import read_lines
 from specinfer.text.tokenizer import Tokenizer
 

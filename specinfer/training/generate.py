@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.system.atomic_files import replacing
 from specinfer.training.corpus import Continuation, Labels
 
 _PROMPTS_PER_PASS = 4
@@ -175,14 +176,13 @@ def _label(runner: ModelRunner, item: Continuation, vocabulary: NDArray[np.int64
 
 
 def _write(path: Path, labels: Sequence[Labels]) -> None:
-    partial = path.with_suffix(".part.npz")
-    np.savez(
-        partial,
-        lengths=[len(x.ids) for x in labels],
-        ids=np.concatenate([x.ids for x in labels]),
-        probabilities=np.concatenate([x.probabilities for x in labels]),
-    )
-    partial.replace(path)
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            lengths=[len(x.ids) for x in labels],
+            ids=np.concatenate([x.ids for x in labels]),
+            probabilities=np.concatenate([x.probabilities for x in labels]),
+        )
 
 
 def _read(path: Path) -> list[Labels]:

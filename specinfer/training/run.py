@@ -19,6 +19,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.threads import use_threads
 from specinfer.model.weights.source import is_draft_checkpoint
 from specinfer.options.model_options import Option
+from specinfer.system.atomic_files import replacing
 from specinfer.system.machine import check_device
 from specinfer.system.threads import THREADS_HELP
 from specinfer.training.generate import LABEL_WIDTH
@@ -157,11 +158,11 @@ def save_state(
     student: nn.Module, optimizer: torch.optim.Optimizer, path: Path, progress: TrainingProgress
 ) -> None:
     """Write the training's state atomically."""
-    partial, best = path.with_suffix(".part"), progress.best
+    best = progress.best
     states = {"student": student.state_dict(), "optimizer": optimizer.state_dict()}
     at = {"at": tuple(progress[:3]), "best": None if best is None else tuple(best)}
-    torch.save(states | at, partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        torch.save(states | at, partial)
 
 
 def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> TrainingProgress:

@@ -1,4 +1,4 @@
-"""Simulate a disk that becomes full during a write, for files of `specinfer.system.append_file`."""
+"""Simulate a disk that becomes full during a write, for files of `specinfer.system.atomic_files`."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from specinfer.system import append_file
+from specinfer.system import atomic_files
 
 
 class FullDisk:
@@ -44,6 +44,6 @@ def full_disk() -> Iterator[FullDisk]:
     """Make all append-only files use a simulated disk."""
     disk = FullDisk()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_file.os, "pwrite", disk.pwrite)
-        patch.setattr(append_file.os, "ftruncate", disk.ftruncate)
+        patch.setattr(atomic_files.os, "pwrite", disk.pwrite)
+        patch.setattr(atomic_files.os, "ftruncate", disk.ftruncate)
         yield disk

@@ -24,7 +24,7 @@ from specinfer.options.model_options import (
     as_text,
 )
 from specinfer.service.tls import ClientTls
-from specinfer.system.append_file import private
+from specinfer.system.atomic_files import private
 from specinfer.system.running import running_servers
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"

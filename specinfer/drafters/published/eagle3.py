@@ -24,6 +24,7 @@ import torch
 
 from specinfer.drafters.published.config import (
     EAGLE_LAYERS,
+    DraftLayers,
     Shapes,
     layer_shapes,
     must_be,
@@ -47,6 +48,7 @@ from specinfer.model.weights.config_files import load_config
 from specinfer.model.weights.draft_checkpoint import (
     FINGERPRINT,
     Overlay,
+    check_shapes,
     checked_config,
     checked_tokens,
     own_tensors,
@@ -117,15 +119,26 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     with naming(directory):
         token_ids = checked_tokens(token_ids, config["draft_vocab_size"], target.vocab_size)
     shape = with_shape(target.draft_layer(), config["transformer_layer_config"])
+    layers = tuple(config.get(EAGLE_LAYERS) or usual_layers(target.layers))
+    with naming(directory):
+        check_shapes(tensors, _shapes(DraftLayers(shape, (None,), True), len(layers), len(token_ids)))
     of_target = trimmed(open_weights(target_directory, target, blocks=True), token_ids.tolist())
     weights = DraftWeights(
         replace(shape, vocab_size=len(token_ids)),
         Overlay(own, of_target, [name for name in OF_TARGET if name not in own]),
         four_bits="quantization_config" in config,
         norm_before_residual=bool(config.get("norm_before_residual", False)),
-        layers=tuple(config.get(EAGLE_LAYERS) or usual_layers(target.layers)),
+        layers=layers,
     )
     return EagleSource(weights, token_ids)
+
+
+def _shapes(layers: DraftLayers, read: int, drafted: int, normed_heads: bool = False) -> Shapes:
+    """Return the tensors' names and shapes; `read`: number of target layers read."""
+    hidden = layers.config.hidden_size
+    shapes: Shapes = {"fc.weight": (hidden, read * hidden), HEAD: (drafted, hidden)}
+    shapes |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
+    return shapes | layer_shapes("layers.0.", layers, normed_heads, width=2)
 
 
 def _load_published(directory: Path, target_directory: Path) -> EagleSource:
@@ -138,9 +151,7 @@ def _load_published(directory: Path, target_directory: Path) -> EagleSource:
     if layers.config.layers != 1:
         raise refused("num_hidden_layers", layers.config.layers, "must be 1: EAGLE-3 has one layer")
     vocabulary, hidden = config.draft_vocabulary, config.target.hidden_size
-    wanted: Shapes = {"fc.weight": (hidden, len(read) * hidden), "lm_head.weight": (vocabulary, hidden)}
-    wanted |= {f"{norm}.weight": (hidden,) for norm in ("layers.0.hidden_norm", "norm")}
-    wanted |= layer_shapes("layers.0.", layers, layers.config.qk_norm, width=2)
+    wanted = _shapes(layers, len(read), vocabulary, layers.config.qk_norm)
     (window,) = layers.windows
     shape = replace(
         layers.config,

@@ -14,7 +14,7 @@ from specinfer.drafters.heads_layers import output_head
 from specinfer.drafters.published.config import PublishedConfig, Shapes
 from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.stack import DraftWeights
-from specinfer.model.weights.draft_checkpoint import Overlay, checked_tokens, own_tensors
+from specinfer.model.weights.draft_checkpoint import Overlay, check_shapes, checked_tokens, own_tensors
 from specinfer.model.weights.families import EMBEDDING, open_weights
 
 HEAD, OWN_EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -73,14 +73,11 @@ def _read_tensors(
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise IncompatibleError(f"the weights lack {missing[0]}, which config.json requires")
     shapes = wanted | optional
-    for name, tensor in tensors.items():
-        if name not in shapes:
-            raise IncompatibleError(
-                f"the weights have the tensor {name}, which config.json does not describe"
-            )
-        if tuple(tensor.shape) != shapes[name]:
-            mismatch = f"{name} has shape {list(tensor.shape)}"
-            raise IncompatibleError(f"{mismatch}: config.json implies {list(shapes[name])}")
+    if unknown := sorted(tensors.keys() - shapes.keys()):
+        raise IncompatibleError(
+            f"the weights have the tensor {unknown[0]}, which config.json does not describe"
+        )
+    check_shapes(tensors, shapes)
     drafted, size = config.draft_vocabulary, config.target.vocab_size
     if token_ids is None and drafted == size:
         return tensors, torch.arange(size)

@@ -161,6 +161,15 @@ def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor 
     return tensors, _token_ids(stored)
 
 
+def check_shapes(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check the tensors whose shape `config.json` implies."""
+    for name in sorted(tensors.keys() & shapes.keys()):
+        if (found := tuple(tensors[name].shape)) != shapes[name]:
+            raise IncompatibleError(
+                f"{name} has shape {list(found)}: config.json implies {list(shapes[name])}"
+            )
+
+
 def _token_ids(stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     offsets = stored.get(_OFFSETS)
     return None if offsets is None else offsets + torch.arange(len(offsets))

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError, SettingError
+from specinfer.system.atomic_files import replacing
 
 FILES = ("config.json", "model.safetensors")
 MAX_BYTES, MAX_PART_BYTES = 2**30, 2**20
@@ -47,9 +48,8 @@ class Checkpoints:
 
     def mark(self, number: int) -> None:
         """Store the number of the version in use."""
-        partial = self._directory / ".current"
-        partial.write_text(f"{number}\n")
-        partial.replace(self._directory / "current")
+        with replacing(self._directory / "current") as partial:
+            partial.write_text(f"{number}\n")
 
     @property
     def versions(self) -> list[int]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
+from specinfer.system.atomic_files import replacing
 from specinfer.system.json_files import read_json
 from specinfer.training.corpus import Continuation
 
@@ -95,8 +96,7 @@ class KeptTexts:
         """Write a text with the states of all tokens but the last; return its bytes."""
         assert len(states) == len(item.prompt) + len(item.output) - 1
         path, packed = self._path(kind, digest), Bytes.of(states)
-        partial = path.with_suffix(".part")
-        with partial.open("wb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             np.savez(
                 file,
                 prompt=np.array(item.prompt, np.int32),
@@ -104,7 +104,6 @@ class KeptTexts:
                 values=packed.values,
                 scales=packed.scales.astype(np.float16),
             )
-        partial.replace(path)
         return path.stat().st_size
 
     def texts(self) -> Iterator[KeptText]:

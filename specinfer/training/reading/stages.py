@@ -19,6 +19,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.source import algorithm_of, is_draft_checkpoint
+from specinfer.system.atomic_files import replacing
 from specinfer.text.prompts import read_prompts
 from specinfer.text.tokenizer import Tokenizer
 from specinfer.training.corpus import finished_jobs, read_corpora
@@ -86,9 +87,8 @@ class RunProgress:
 
     def save(self, work: Path) -> None:
         """Write the state atomically."""
-        partial = work / "progress.part"
-        partial.write_text(json.dumps(asdict(self)))
-        partial.replace(work / PROGRESS)
+        with replacing(work / PROGRESS) as partial:
+            partial.write_text(json.dumps(asdict(self)))
 
     @contextmanager
     def timed(self, work: Path) -> Iterator[None]:
@@ -230,9 +230,8 @@ class SpeculatorRun:
                 seconds = 60 * progress.minutes * INVENTING_SHARE
                 invented = maker.invent(tokenizer, self.work / "invented.jsonl", MOST_INVENTED, seconds)
                 asked = [*asked[: max(len(invented), LEAST_TURNS)], *invented.values()]
-            partial = self.work / "prompts.part"
-            partial.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in asked))
-            partial.replace(path)
+            with replacing(path) as partial:
+                partial.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in asked))
         return read_prompts(path)
 
     def _write_corpus(self, corpus: Path) -> None:

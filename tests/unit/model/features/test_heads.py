@@ -63,6 +63,7 @@ def random_heads(kind: type[HeadsSource], token_ids: torch.Tensor) -> HeadsSourc
     if kind is MedusaSource:
         tensors = {name: 3 * tensor for name, tensor in published(len(token_ids)).state_dict().items()}
     else:
+        torch.manual_seed(3)
         layers = {"in_proj": nn.Linear(HIDDEN, K * HIDDEN), "out_proj": nn.Linear(K * HIDDEN, K * HIDDEN)}
         tensors = nn.ModuleDict(layers).state_dict()
     return kind({name: t.detach().to(torch.bfloat16) for name, t in tensors.items()}, token_ids, K)

@@ -12,9 +12,10 @@ import torch
 from all_in_one.settings import ServeSettings
 from specinfer.cli.options.shared import LocalFlags
 from specinfer.drafters import DraftJob, pools
+from specinfer.drafters.published.eagle3 import load_eagle, save_eagle
 from specinfer.errors import SettingError
 from specinfer.llm.options import LLMOptions
-from specinfer.model import loading
+from specinfer.model import loading, memory
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.cache.capacity import AUTO_TOKENS, SHARE, token_bytes, weight_bytes
 from specinfer.model.drafting.task import GrowthShape
@@ -24,9 +25,11 @@ from specinfer.model.memory import PROGRAM_BYTES, fitting_cache
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config_files import from_transformers, load_config
+from specinfer.model.weights.families import open_weights
 from specinfer.options.model_options import CACHE_TOKENS, check_values
 from specinfer.request.sampling import GREEDY
 from specinfer.system.machine import free_memory
+from specinfer.training.eagle_student import starting_tensors
 from specinfer.tree import TreeLimits
 from speculator_svc.settings import SpeculatorSettings
 from tests.support.models.saved_model import save_target
@@ -163,6 +166,21 @@ def test_target_and_draft_share_the_memory_of_a_gpu(tmp_path: Path) -> None:
     default = RunnerOptions(device=DEVICE)
     assert fitting_cache(model, None, default, fixed + 1000 * token) == 992
     assert fitting_cache(model, None, default, fixed + 10 * CACHE_TOKENS * token) == CACHE_TOKENS
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("four_bits", [False, True])
+def test_a_trained_draft_counts_with_what_it_copies_of_its_target(four_bits: bool, tmp_path: Path) -> None:
+    """It runs in torch, where no matrix is in 4 bits, and has its own embeddings, head and cache."""
+    target, draft, ids = tmp_path / "target", tmp_path / "draft", torch.arange(40)
+    config = load_config(save_target(target, num_hidden_layers=3))
+    tensors = starting_tensors(config, open_weights(target, config), 1, ids)
+    save_eagle(draft, tensors, ids, (3,), target, str(target), {}, four_bits)
+    loaded = load_eagle(draft, target).weights.tensors
+    needs = memory._needs(target, draft, RunnerOptions("float32", DEVICE))
+    assert needs is not None
+    assert needs.draft == pytest.approx(4 * sum(loaded[name].numel() for name in loaded), rel=0.02)
+    assert needs.token == 4 / 3 * token_bytes(config, "float32", "auto"), "one layer more than three"
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -1,12 +1,13 @@
-"""Append-only files: after failures and a restart, a file has exactly the acknowledged records."""
+"""After failures and a restart, a file has exactly the acknowledged records, or its former content."""
 
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.system.append_file import AppendFile, read_records
+from specinfer.system.atomic_files import AppendFile, read_records, replacing
 from tests.support.full_disk import full_disk
 
 RECORDS = st.binary(min_size=1, max_size=40).map(lambda data: data.replace(b"\n", b"."))
@@ -44,3 +45,21 @@ def test_acknowledged_records_are_read_after_a_restart(
         disk.room, disk.cuts = None, True
         file.close()
         assert whole(path) == acknowledged
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text("before")
+
+    def write(text: str, room: int) -> None:
+        with replacing(path) as partial:
+            partial.write_text(text[:room])
+            assert path.read_text() == "before"
+            if room < len(text):
+                raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        write("after", 3)
+    assert path.read_text() == "before"
+    write("after", 5)
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("file.json", "after")]

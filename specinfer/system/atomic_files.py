@@ -1,11 +1,12 @@
-"""Append records to a file, one line each, atomically.
+"""Write files atomically: replace a whole file, or append records of one line.
 
 Records survive a crash of the process, not of the machine. A partial record, after a failed write or a killed
 process, is removed before the next write or when the file is opened.
 """
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -15,6 +16,17 @@ def private(path: str | Path, flags: int) -> int:
     Only its owner may read a new one.
     """
     return os.open(path, flags, 0o600)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the block a file to write, which then replaces `path`.
+
+    After a failure `path` is as before. One process at a time may write it.
+    """
+    partial = path.with_name(f".{path.name}.part")
+    yield partial
+    partial.replace(path)
 
 
 class AppendFile:
