@@ -5,6 +5,7 @@ the prompts before, a draft model has not. The planner starts cold.
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -27,6 +28,8 @@ from specinfer.system.turns import alternate, ratios
 from specinfer.text.tokenizer import Tokenizer
 
 MODES = ("off", "tree")
+_COLUMNS = """Medians of the turns: tokens/s plainly; with trees over plain (range); tokens a step with trees; share of
+these steps to which a draft model contributed nothing:"""
 
 
 def main(
@@ -47,22 +50,22 @@ def main(
     torch.set_num_threads(2)
     sizes, tokenizer = streams or [1, 4], Tokenizer.load(resolve_model(model))
     by_kind = prompts_by_kind(prompts, tokenizer, turns * max(sizes))
-    kinds = list(dict.fromkeys(prompt.source for prompt in by_kind if not kind or prompt.source in kind))
+    counts = Counter(prompt.source for prompt in by_kind if not kind or prompt.source in kind)
+    for name, count in counts.items():
+        if count < turns * max(sizes):
+            needed = f"{turns * max(sizes)} prompts of {name} are needed, {count} were found"
+            raise typer.BadParameter(needed, param_hint="--turns")
     about = (
         f"{origin(about_this_run('python -m benchmarks.sources.speed'))}; greedy, {new_tokens} new tokens."
     )
-    lines = ["# Trees over plain decoding by kind of prompt", "", about, ""]
-    lines += [
-        "Medians of the turns: tokens/s plainly; with trees over plain (range); tokens a step with trees; share of"
-    ]
-    lines += ["these steps to which a draft model contributed nothing:", ""]
-    lines += head(kinds, "streams")
+    lines = ["# Trees over plain decoding by kind of prompt", "", about, "", _COLUMNS, ""]
+    lines += head(list(counts), "streams")
     drafts = draft or [PAIR[1]]
     chosen_drafts = {"draft": drafts[0]} if len(drafts) == 1 else {"speculators": drafts}
     with LLM(model, **chosen_drafts, adaptive=not nodes, tree_nodes=nodes) as llm:
         for size in sizes:
             cells = []
-            for name in kinds:
+            for name in counts:
                 chosen = [prompt for prompt in by_kind if prompt.source == name]
                 cells.append(
                     cell(llm, [chosen[at : at + size] for at in range(0, turns * size, size)], new_tokens)

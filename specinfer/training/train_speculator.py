@@ -76,7 +76,7 @@ def train_speculator(
         choose_method(config) if method is SpeculatorMethod.AUTO else ChosenMethod(method, "as asked for")
     )
     check_method(chosen.method, config)
-    console.print(f"method: {chosen.method} ({chosen.reason})", highlight=False)
+    console.print(f"method: {chosen.method} ({chosen.reason})", highlight=False, soft_wrap=True)
     if overwrite:
         _throw_away(work)
     name = prompts.name if prompts else ""
