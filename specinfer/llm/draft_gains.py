@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from rich.console import Console
+from rich.progress import track
+
 from specinfer.llm.params import SamplingParams
 from specinfer.llm.sync import LLM
 from specinfer.scheduling.statistics import SpeculationCounts
@@ -87,7 +90,7 @@ def measured(llm: LLM, draft: str, prompts: Sequence[Sequence[int]]) -> Gains:
     """Answer prompts greedily, one at a time, plainly and with trees."""
     rates: dict[str, list[float]] = {"off": [], "tree": []}
     counts, before = SpeculationCounts(), llm.metrics["draft_seconds"]
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(track(prompts, f"measuring {draft}", console=Console(stderr=True))):
         for speculation in alternate(rates, number):
             params = SamplingParams(
                 temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, speculation=speculation
