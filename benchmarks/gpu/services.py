@@ -204,7 +204,7 @@ def _resumed(system: LocalSystem, one: Served, served: ServedShape, loop: asynci
             raise WrongTextError(f"{name}: the resumed answer differs from plain decoding")
         seconds = time.monotonic() - started
         yield f"{name} after {early} of {len(tokens)} tokens: resumed, equal, {seconds:.1f} s."
-    system._wait("verifier", system.verifier)  # the answer may have been complete before the kill
+    system.wait_for("verifier", system.verifier)  # the answer may have been complete before the kill
     yield ""
 
 

@@ -49,12 +49,12 @@ def main(
     """Measure trees over plain decoding by kind of prompt."""
     torch.set_num_threads(2)
     sizes, tokenizer = streams or [1, 4], Tokenizer.load(resolve_model(model))
-    by_kind = prompts_by_kind(prompts, tokenizer, turns * max(sizes))
+    by_kind = prompts_by_kind(prompts, tokenizer, needed := turns * max(sizes))
     counts = Counter(prompt.source for prompt in by_kind if not kind or prompt.source in kind)
     for name, count in counts.items():
-        if count < turns * max(sizes):
-            needed = f"{turns * max(sizes)} prompts of {name} are needed, {count} were found"
-            raise typer.BadParameter(needed, param_hint="--turns")
+        if count < needed:
+            reason = f"{needed} prompts of {name} are needed, {count} were found"
+            raise typer.BadParameter(reason, param_hint="--turns")
     about = (
         f"{origin(about_this_run('python -m benchmarks.sources.speed'))}; greedy, {new_tokens} new tokens."
     )

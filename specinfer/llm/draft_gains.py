@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 
 from specinfer.llm.params import SamplingParams
@@ -69,7 +70,7 @@ def median_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def compare(model: str, drafts: Sequence[str], prompts: Sequence[Sequence[int]], device: str) -> list[Gains]:
-    """Measure drafts of a model, one after the other.
+    """Measure drafts of a model, one after the other, and show progress.
 
     Args:
         model: the target.
@@ -77,20 +78,19 @@ def compare(model: str, drafts: Sequence[str], prompts: Sequence[Sequence[int]],
         prompts: token ids of held-out prompts, the first `PROMPTS` of which are answered.
         device: torch device of the models.
     """
-    return [measure(model, draft, prompts[:PROMPTS], device) for draft in drafts]
+    gains, console = [], Console(stderr=True)
+    for draft in drafts:
+        with LLM(model, draft=draft, device=device, max_num_seqs=1) as llm:
+            shown = track(prompts[:PROMPTS], f"measuring {escape(draft)}", console=console)
+            gains.append(measured(llm, draft, shown))
+    return gains
 
 
-def measure(model: str, draft: str, prompts: Sequence[Sequence[int]], device: str) -> Gains:
-    """Load model and draft, and measure the draft."""
-    with LLM(model, draft=draft, device=device, max_num_seqs=1) as llm:
-        return measured(llm, draft, prompts)
-
-
-def measured(llm: LLM, draft: str, prompts: Sequence[Sequence[int]]) -> Gains:
+def measured(llm: LLM, draft: str, prompts: Iterable[Sequence[int]]) -> Gains:
     """Answer prompts greedily, one at a time, plainly and with trees."""
     rates: dict[str, list[float]] = {"off": [], "tree": []}
     counts, before = SpeculationCounts(), llm.metrics["draft_seconds"]
-    for number, prompt in enumerate(track(prompts, f"measuring {draft}", console=Console(stderr=True))):
+    for number, prompt in enumerate(prompts):
         for speculation in alternate(rates, number):
             params = SamplingParams(
                 temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, speculation=speculation
@@ -100,7 +100,7 @@ def measured(llm: LLM, draft: str, prompts: Sequence[Sequence[int]]) -> Gains:
             if speculation == "tree" and output.metrics is not None:
                 counts += output.metrics.speculative_decoding
             rates[speculation].append(NEW_TOKENS / (time.perf_counter() - began))
-    tokens = NEW_TOKENS * len(prompts) / max(counts.steps, 1)
+    tokens = NEW_TOKENS * len(rates["off"]) / max(counts.steps, 1)
     draft_ms = 1000 * (llm.metrics["draft_seconds"] - before) / max(counts.steps, 1)
     return Gains(draft, median(rates["off"]), tuple(ratios(rates["tree"], rates["off"])), tokens, draft_ms)
 

@@ -77,6 +77,11 @@ class Continuation:
     labels: Labels | None = field(default=None, compare=False)
     """Labels; None if the corpus has none."""
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of prompt and output."""
+        return len(self.prompt) + len(self.output)
+
 
 def read_corpus(path: Path) -> list[Continuation]:
     """Return all continuations of a file."""
@@ -232,7 +237,7 @@ def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Ite
     A batch has sequences of similar length, about `tokens` tokens in all.
     """
     corpus = examples.corpus
-    lengths = np.array([len(c.prompt) + len(c.output) - 1 for c in corpus])
+    lengths = np.array([c.tokens - 1 for c in corpus])
     order = np.argsort(lengths + rng.uniform(0, 16, len(corpus)))
     groups: list[list[int]] = [[]]
     for index in order.tolist():
@@ -246,7 +251,7 @@ def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Ite
 def _batch(
     items: Sequence[Continuation], labels: Sequence[Labels], counted: Sequence[NDArray[np.bool_]] | None
 ) -> TrainingBatch:
-    width = max(len(c.prompt) + len(c.output) - 1 for c in items)
+    width = max(c.tokens for c in items) - 1
     token_ids = np.zeros((len(items), width), np.int64)
     rows = []
     for i, item in enumerate(items):

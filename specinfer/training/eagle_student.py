@@ -182,11 +182,11 @@ class UnrolledExamples:
     def batch(self, indices: Sequence[int]) -> UnrolledBatch:
         """Return a batch of these continuations, padded on the right."""
         items = [self.corpus[i] for i in indices]
-        width = max(len(item.prompt) + len(item.output) - 2 for item in items)
+        width = max(item.tokens for item in items) - 2
         states = np.zeros((len(items), width, *self.states[indices[0]].shape[1:]), np.int16)
         token_ids = np.zeros((len(items), width), np.int64)
         for row, (index, item) in enumerate(zip(indices, items, strict=True)):
-            known = len(item.prompt) + len(item.output) - 2
+            known = item.tokens - 2
             states[row, :known] = self.states[index][:known]
             token_ids[row, :known] = (item.prompt + item.output)[1:-1]
         steps = tuple(self._rows(indices, width, step) for step in range(self.steps))

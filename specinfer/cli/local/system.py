@@ -184,7 +184,7 @@ class LocalSystem:
             for name in group:
                 self._spawn(name, *services[name][1:])
             for name in group:
-                self._wait(name, services[name][0])
+                self.wait_for(name, services[name][0])
         gateway = {
             "listen": self.address,
             "verifiers": self.verifier,
@@ -194,7 +194,7 @@ class LocalSystem:
             **self._options.gateway,
         }
         self._spawn("gateway", "gateway", gateway)
-        self._wait("gateway", self.address)
+        self.wait_for("gateway", self.address)
         if self._options.http is not None:
             self._start_http(self._options.http)
 
@@ -241,7 +241,7 @@ class LocalSystem:
         command, environment = self._commands[name]
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
-    def _wait(self, name: str, address: str) -> None:
+    def wait_for(self, name: str, address: str) -> None:
         """Wait until our own service at `address` is serving."""
         self.report(f"starting {name}")
         child, shown = self.children[name], ""

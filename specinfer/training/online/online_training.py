@@ -66,11 +66,10 @@ class OnlineTraining:
             self.texts.append(Continuation(tokens[: episode.prompt_len], tokens[episode.prompt_len :]))
             self._expire.append(time.monotonic() + episode.expires_seconds)
             self.newest = episode.number
-        size, now = sum(len(text.prompt) + len(text.output) for text in self.texts), time.monotonic()
+        size, now = sum(text.tokens for text in self.texts), time.monotonic()
         while self.texts and (size > REPLAY_TOKENS or self._expire[0] < now):
-            oldest = self.texts.pop(0)
+            size -= self.texts.pop(0).tokens
             self._expire.pop(0)
-            size -= len(oldest.prompt) + len(oldest.output)
 
     def train(self, seconds: float) -> tuple[float, int]:
         """Train for `seconds`; return the mean loss and the number of tokens."""

@@ -159,7 +159,7 @@ class KeptTraining:
         """Return a checkpoint's record, with the command and the texts."""
         flags, tokens = self._flags, Counter[str]()
         for text in self._training:
-            tokens[text.kind] += len(text.item.prompt) + len(text.item.output)
+            tokens[text.kind] += text.item.tokens
         command = f"specinfer train speculator --model {flags.model} --seed {flags.seed}"
         return {**trained, "command": command, "corpus": dict(tokens)}
 

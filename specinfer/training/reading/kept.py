@@ -94,7 +94,7 @@ class KeptTexts:
 
     def keep(self, digest: str, item: Continuation, states: NDArray[np.float32], kind: str = READ) -> int:
         """Write a text with the states of all tokens but the last; return its bytes."""
-        assert len(states) == len(item.prompt) + len(item.output) - 1
+        assert len(states) == item.tokens - 1
         path, packed = self._path(kind, digest), Bytes.of(states)
         with replacing(path) as partial, partial.open("wb") as file:
             np.savez(

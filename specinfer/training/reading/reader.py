@@ -26,10 +26,6 @@ class AnswerText(NamedTuple):
     digest: str
     item: Continuation
 
-    @property
-    def tokens(self) -> int:
-        return len(self.item.prompt) + len(self.item.output)
-
 
 def as_answer(
     tokenizer: Tokenizer, piece: FoundText, stop_tokens: Sequence[int], tokens: int
@@ -64,7 +60,7 @@ def read_texts(
         shown = Reports(bar, "reading", seconds / 60)
         for group in _groups(_unread(tokenizer, found, kept, runner.config)):
             stored += _read(runner, group, kept)
-            tokens += sum(text.tokens for text in group)
+            tokens += sum(text.item.tokens for text in group)
             now = time.monotonic()
             passed, last = passed + min(now - last, LONGEST_STEP_S), now
             shown.show(passed / 60, tokens, "read ")
@@ -101,7 +97,7 @@ def _unread(
 
 def _groups(texts: Iterable[AnswerText]) -> Iterator[list[AnswerText]]:
     """Yield texts for one pass each."""
-    return parts_within(texts, lambda text: text.tokens, PASS_TOKENS)
+    return parts_within(texts, lambda text: text.item.tokens, PASS_TOKENS)
 
 
 def _read(runner: ModelRunner, group: Sequence[AnswerText], kept: KeptTexts) -> int:

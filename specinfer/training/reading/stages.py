@@ -177,7 +177,7 @@ class SpeculatorRun:
             for line in report(path, self.work, json.loads((path / "config.json").read_bytes())["trained"]):
                 typer.echo(line)
         prompts = [text.item.prompt for text in texts if text.kind == HELD_OUT]
-        tokens = sum(len(text.item.prompt) + len(text.item.output) for text in texts)
+        tokens = sum(text.item.tokens for text in texts)
         return TrainedDrafts(trained, prompts, tokens)
 
     def _is_trained(self, out: Path) -> bool:

@@ -83,11 +83,11 @@ async def test_a_foreign_service_at_its_address_does_not_count_as_its_own(
             monkeypatch.setenv("SPECINFER_INSTANCE", instance)
             async with serving(settings):
                 with pytest.raises(UnavailableError, match="gateway is not serving after 1 s"):
-                    await asyncio.to_thread(system._wait, "gateway", settings.listen)
+                    await asyncio.to_thread(system.wait_for, "gateway", settings.listen)
         monkeypatch.setattr(local, "START_TIMEOUT_S", 60.0)
         monkeypatch.setenv("SPECINFER_INSTANCE", system.instance)
         async with serving(settings):
-            await asyncio.to_thread(system._wait, "gateway", settings.listen)
+            await asyncio.to_thread(system.wait_for, "gateway", settings.listen)
     finally:
         system.stop()
 

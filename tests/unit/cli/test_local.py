@@ -74,7 +74,7 @@ def test_the_gateway_uses_running_services_and_those_that_are_started(
         started[name] = command
 
     monkeypatch.setattr(local, "Child", record)
-    monkeypatch.setattr(LocalSystem, "_wait", lambda *_: None)
+    monkeypatch.setattr(LocalSystem, "wait_for", lambda *_: None)
     system = LocalSystem(LocalOptions(addresses=("127.0.0.1:7", "other:8")))
     system.redis_url = "redis://nowhere"
     system._start()
@@ -85,7 +85,7 @@ def test_the_gateway_uses_running_services_and_those_that_are_started(
 def test_a_draft_of_a_service_gets_the_served_model_as_target(monkeypatch: pytest.MonkeyPatch) -> None:
     started: dict[str, list[str]] = {}
     monkeypatch.setattr(local, "Child", lambda name, command, *_: started.update({name: command}))
-    monkeypatch.setattr(LocalSystem, "_wait", lambda *_: None)
+    monkeypatch.setattr(LocalSystem, "wait_for", lambda *_: None)
     pool = {"dflash": {"drafter": "dflash", "model": "draft"}, "ngram": {"drafter": "ngram"}}
     system = LocalSystem(LocalOptions(model="served", speculators=pool))
     system.redis_url = "redis://nowhere"
@@ -102,7 +102,7 @@ def test_on_a_gpu_speculators_have_loaded_before_the_verifier_starts(
     """Their memory is no longer free when the verifier chooses the size of its cache."""
     seen: list[str] = []
     monkeypatch.setattr(local, "Child", lambda name, *_: seen.append(name))
-    monkeypatch.setattr(LocalSystem, "_wait", lambda self, name, address: seen.append(f"{name} is ready"))
+    monkeypatch.setattr(LocalSystem, "wait_for", lambda self, name, address: seen.append(f"{name} is ready"))
     pool = {name: {"drafter": "ngram"} for name in ("a", "b")}
     system = LocalSystem(LocalOptions(model="served", speculators=pool, device=device))
     system.redis_url = "redis://nowhere"
