@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from specinfer.errors import ExhaustedError
 from specinfer.model.batch import Segment
@@ -33,6 +34,8 @@ DELTA_RULE = ("qwen3_5_text", "qwen3_next, dense")
 """Families compared in float64: float32 passes of `transformers` differ from it by up to 2e-3, ours by up to 8e-4."""
 TOLERANCES = {**dict.fromkeys(DELTA_RULE, 2e-3), "qwen3_next": 5e-3}
 """Tolerances above 2e-4 (`qwen3_next`: in float64 its router may choose other experts). Wrong states are off by 0.2."""
+CLEAR_CHOICE = 1e-4
+"""Lead of an expert that rounding cannot change; a lead of 2e-7 gave logits off by 1.7."""
 RUNS = [
     *((family, "generic") for family in FAMILIES),
     *(pytest.param(family, "native", marks=pytest.mark.native) for family in COMPILED),
@@ -52,6 +55,21 @@ def runner_of(model: Any, executor: str = "generic") -> ModelRunner:
     return ModelRunner.wrap(copy.deepcopy(model), model.config, OPTIONS)
 
 
+class RouterMargin(TorchFunctionMode):
+    """Notes the least lead of an expert that a router chose over one that it did not."""
+
+    least = float("inf")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.topk, torch.Tensor.topk):
+            count, ranked = result[0].shape[-1], args[0].sort(-1, descending=True).values
+            if count < ranked.shape[-1]:
+                lead = ranked[..., count - 1] - ranked[..., count]
+                self.least = min(self.least, float(lead.min()))
+        return result
+
+
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
     """Draw context tokens, nodes and their parents of one to four steps."""
@@ -69,7 +87,10 @@ def steps(draw: st.DrawFn) -> list[tuple[list[int], list[int], list[int]]]:
 def test_trees_equal_plain_passes(
     family: str, executor: str, models: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Two requests in one batch; after each step one of the tree's paths is committed."""
+    """Two requests in one batch; after each step one of the tree's paths is committed.
+
+    Where a router's choice is within rounding, another order of sums may choose another expert: not compared.
+    """
     model = models[family]
     runner = runner_of(model, executor)
     precise = copy.deepcopy(model).double() if family in DELTA_RULE else model
@@ -87,7 +108,9 @@ def test_trees_equal_plain_passes(
             for node, parent in enumerate(parents):
                 paths.append([*(paths[parent] if parent >= 0 else []), node])
             for row, path in zip(logits, [[], *paths], strict=True):
-                wanted = reference_logits(precise, [*context, *(nodes[node] for node in path)])[-1]
+                with RouterMargin() as margin:
+                    wanted = reference_logits(precise, [*context, *(nodes[node] for node in path)])[-1]
+                assume(margin.least > CLEAR_CHOICE)
                 torch.testing.assert_close(row, wanted.float(), rtol=tolerance, atol=tolerance)
             runner.cache.commit(sequences[place], data.draw(st.sampled_from([[], *paths])))
         runner.cache.check()
